@@ -1,0 +1,39 @@
+# Roadstead. The first two targets set everything up on a bare machine (Python 3.11, no GPU, no containers).
+STEPS ?= 40
+MAX_STALENESS ?= 2
+SEED ?= 0
+
+.PHONY: demo test unit integration lint format setup clean help
+
+help:            ## This list
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+demo: setup      ## A small model learns arithmetic by asynchronous RL; STEPS, MAX_STALENESS, SEED
+	@.venv/bin/roadstead demo --steps $(STEPS) --max-staleness $(MAX_STALENESS) --seed $(SEED)
+
+test: setup lint ## Everything: lint, types, unit and integration tests on real servers
+	.venv/bin/python -m pytest
+
+unit: setup      ## Tests of pure parts, seconds
+	.venv/bin/python -m pytest tests/unit
+
+integration: setup ## Tests on real servers, minutes
+	.venv/bin/python -m pytest tests/integration
+
+mutation: setup  ## The ledger's mutants against its tests, minutes
+	.venv/bin/python -m tests.unit.staleness.mutants
+
+lint: setup      ## ruff and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: setup    ## Format in place
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+setup:           ## Make .venv from the lock file
+	@scripts/setup
+
+clean:           ## Remove the environment; data in .roadstead stays
+	rm -rf .venv
