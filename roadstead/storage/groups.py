@@ -1,0 +1,78 @@
+"""Staged groups: what an engine generated, before the ledger decided its place.
+
+Owns: `groups/<group>-a<attempt>.parquet`. Never touches: batches, the ledger.
+Invariant: one object a (group, attempt). Generation is not repeatable, so when two executions of one group both
+finish, the first staged object wins and the second execution adopts it.
+A crash leaves: nothing, or the whole group; the next execution finds it and generates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from roadstead.storage.digest import table_digest
+from roadstead.storage.keys import RunKeys
+from roadstead.storage.objects import ObjectCorrupt, ObjectStore
+from roadstead.storage.parquet import decode, encode
+from roadstead.storage.schema import check, table_from_rows
+
+
+class StagedGroup(BaseModel):
+    """A reference to a staged group, small enough for a workflow's history."""
+
+    model_config = ConfigDict(frozen=True)
+
+    group_id: str
+    attempt: int
+    digest: str
+    """Canonical digest of the staged table."""
+    trajectories: int
+    tokens: int
+    """Response tokens, all members."""
+    oldest_version: int
+    newest_version: int
+    mean_reward: float | None
+
+
+def stage(store: ObjectStore, keys: RunKeys, rows: Sequence[Mapping[str, Any]]) -> StagedGroup:
+    """Write one finished group. Returns the reference of what is stored, ours or an earlier execution's."""
+    table = table_from_rows(rows, batch=False)
+    group_id, attempt = table["group_id"][0].as_py(), table["attempt"][0].as_py()
+    store.create(keys.group(group_id, attempt), encode(table))
+    found = find(store, keys, group_id, attempt)
+    assert found is not None, "created or already there"
+    return found
+
+
+def find(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int) -> StagedGroup | None:
+    """The reference of a staged group, or None."""
+    body = store.find(keys.group(group_id, attempt))
+    if body is None:
+        return None
+    table = decode(body)
+    check(table, batch=False)
+    rewards = [r for r in table["reward"].to_pylist() if r is not None]
+    return StagedGroup(
+        group_id=group_id,
+        attempt=attempt,
+        digest=table_digest(table),
+        trajectories=table.num_rows,
+        tokens=sum(len(ids) for ids in table["response_token_ids"].to_pylist()),
+        oldest_version=min(table["head_version"].to_pylist()),
+        newest_version=max(table["tail_version"].to_pylist()),
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+    )
+
+
+def read(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int, digest: str) -> pa.Table:
+    """The staged table. Raises ObjectMissing, ObjectCorrupt."""
+    key = keys.group(group_id, attempt)
+    table = decode(store.get(key))
+    if (found := table_digest(table)) != digest:
+        raise ObjectCorrupt(f"{store.url(key)}: canonical digest {found}, the ledger holds {digest}")
+    check(table, batch=False)
+    return table
