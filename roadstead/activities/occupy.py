@@ -1,0 +1,20 @@
+"""occupy_slot: reports a finished, staged group; the ledger places it."""
+
+from __future__ import annotations
+
+from temporalio import activity
+
+from roadstead.activities.run_handle import RunHandle
+from roadstead.workflows.messages import GroupReport, Placement
+
+
+class OccupySlot:
+    def __init__(self, run: RunHandle) -> None:
+        self._run = run
+
+    @activity.defn
+    async def occupy_slot(self, report: GroupReport) -> Placement:
+        placement = await self._run.update("occupy", report, f"occupy-{report.group_id}", Placement)
+        if placement.outcome != "placed":
+            activity.logger.warning(f"{report.group_id} was not placed: {placement.outcome}")
+        return placement

@@ -1,0 +1,67 @@
+"""The `roadstead` command.
+
+Owns: the list of commands, and how an error reaches a person: one message on stderr and an exit code.
+Exit codes: 0 done, 1 the run or the stack failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+from temporalio.client import WorkflowFailureError
+
+from roadstead.cli import batch, demo, run, stack, status
+from roadstead.cli.begin import CannotBegin
+from roadstead.cli.session import Interrupted
+from roadstead.config import ConfigError
+from roadstead.environments.prompts import DatasetError
+from roadstead.infra.processes import ProcessFailed
+from roadstead.infra.stack import StackError
+from roadstead.storage.objects import ObjectMissing, StoreError
+
+app = typer.Typer(
+    name="roadstead",
+    help="Durable asynchronous RL post-training: vLLM generates, DeepSpeed trains, Temporal drives, S3 remembers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+stack.register(app)
+run.register(app)
+status.register(app)
+app.add_typer(batch.app, name="batch")
+demo.register(app)
+
+_BAD_INPUT = (ConfigError, DatasetError, ObjectMissing, ValueError)
+_FAILED = (ProcessFailed, StackError, StoreError, CannotBegin, demo.DemoFailed, TimeoutError)
+
+
+def main() -> None:
+    try:
+        app()
+    except Interrupted:
+        _say("interrupted; everything that was started is stopped")
+        sys.exit(130)
+    except WorkflowFailureError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        _say(f"the run failed: {cause}")
+        sys.exit(1)
+    except _FAILED as error:
+        _say(str(error))
+        sys.exit(1)
+    except _BAD_INPUT as error:
+        _say(str(error))
+        sys.exit(2)
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/] {message}" if "interrupted" not in message else message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Free loopback ports, remembered a data directory.
+
+Owns: `<data>/ports.json`. Invariant: a data directory keeps its ports between starts as long as they are free, so
+that bookmarks, and servers which store their own address (SeaweedFS), stay right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # Without it a port in TIME_WAIT of our own last run would count as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def remembered_ports(file: Path, names: list[str]) -> dict[str, int]:
+    """A free port for each name; last time's where it is still free."""
+    known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+    taken: set[int] = set()
+    ports: dict[str, int] = {}
+    for name in names:
+        port = known.get(name, 0)
+        while not port or port in taken or not is_free(port):
+            port = free_port()
+        ports[name] = port
+        taken.add(port)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps({**known, **ports}, indent=1))
+    part.replace(file)
+    return ports

@@ -1,0 +1,31 @@
+"""The train worker: one slot, next to the trainer, whose socket it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from roadstead.activities.train import TrainStep
+from roadstead.config import RunConfig
+from roadstead.training.client import TrainerClient
+from roadstead.workers.host import GRACE, main
+from roadstead.workers.local import trainer_socket
+from roadstead.workflows.options import queue
+
+
+async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
+    worker = Worker(
+        client,
+        task_queue=queue(config.name, "train"),
+        activities=[TrainStep(TrainerClient(trainer_socket(folder))).train_step],
+        max_concurrent_activities=1,
+        graceful_shutdown_timeout=GRACE,
+    )
+    return [worker], []
+
+
+if __name__ == "__main__":
+    main("train", make)

@@ -1,0 +1,212 @@
+"""What workflows, activities and clients say to each other.
+
+Owns: every payload that crosses Temporal. Never touches: anything else.
+Invariant: payloads are references and counts. Token data travels as S3 keys and digests; the largest message, a
+batch order, grows by about 150 bytes a group.
+Times are UTC microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from roadstead.storage.steps import TerminalState
+
+RUN_WORKFLOW = "TrainingRun"
+STEP_WORKFLOW = "TrainingStep"
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+def group_id(position: int) -> str:
+    """A group is named by the cursor position of its prompt: unique over a run, the same after any resume."""
+    return f"g{position:08d}"
+
+
+def step_workflow_id(run_id: str, step: int) -> str:
+    return f"{run_id}/step/{step}"
+
+
+class RunPlan(Message):
+    """The part of a run's configuration that its workflows decide by."""
+
+    run_id: str
+    attempt: int
+    target_steps: int
+    groups_per_batch: int
+    max_staleness: int
+    slots_per_buffer: int
+    max_groups_in_flight: int | None
+    group_timeout_s: float
+    group_attempts: int
+    steps_per_execution: int = 50
+    """Continue-as-new after so many steps: half of where Temporal suggests it at 16 groups a step (measured)."""
+
+
+class Admission(Message):
+    """Groups admitted under one policy version, by cursor position."""
+
+    version: int
+    reserved_at: int
+    positions: tuple[int, ...]
+
+
+class GroupOrder(Message):
+    """One group to generate."""
+
+    attempt: int
+    version: int
+    """Policy version of the admission; no token may be older."""
+    reserved_at: int
+    position: int
+
+
+class GroupReport(Message):
+    """A finished, staged group."""
+
+    group_id: str
+    attempt: int
+    digest: str
+    trajectories: int
+    tokens: int
+    oldest_version: int
+    newest_version: int
+    mean_reward: float | None
+
+
+class Placement(Message):
+    """The ledger's answer to a finished group."""
+
+    outcome: Literal["placed", "surplus", "expired", "late"]
+    """surplus: no buffer can use it any more; expired: too old for every open buffer; late: it was dropped before."""
+    buffer: int | None = None
+
+
+class Release(Message):
+    """A group that will never finish."""
+
+    group_id: str
+    reason: str
+
+
+class BatchEntry(Message):
+    slot: int
+    group_id: str
+    attempt: int
+    digest: str
+    v_traj: int
+    occupied_at: int
+
+
+class BatchOrder(Message):
+    """Exactly what buffer `step` is; decided once, in the run's deterministic state."""
+
+    step: int
+    attempt: int
+    max_staleness: int
+    entries: tuple[BatchEntry, ...]
+    terminal: dict[str, TerminalState]
+    """Groups that reached a terminal state since the previous order, these entries included."""
+    ledger: dict[str, Any]
+    cursor: int
+
+
+class CommittedBatch(Message):
+    """What persist_batch made of an order."""
+
+    step: int
+    digest: str
+    rows: int
+    response_tokens: int
+    max_staleness: int
+    mean_reward: float | None
+
+
+class TrainOrder(Message):
+    step: int
+    digest: str
+
+
+class TrainedStep(Message):
+    step: int
+    weights_digest: str
+    loss: float
+    grad_norm: float | None
+    applied: bool
+    seconds: dict[str, float]
+
+
+class PublishOrder(Message):
+    batch: BatchOrder
+    committed: CommittedBatch
+
+
+class StepSummary(Message):
+    """A finished step, for status and progress."""
+
+    step: int
+    rows: int
+    response_tokens: int
+    max_staleness: int
+    mean_reward: float | None
+    loss: float
+    grad_norm: float | None
+    applied: bool
+    weights_digest: str
+
+
+class StepOrder(Message):
+    plan: RunPlan
+    version: int
+
+
+class RunState(Message):
+    """Input of a run, and what it carries through continue-as-new: a few KB."""
+
+    plan: RunPlan
+    ledger: dict[str, Any] | None = None
+    cursor: int = 0
+    placed: dict[str, GroupReport] = {}
+    """Groups in Occupied slots."""
+    occupied_at: dict[str, int] = {}
+    admissions: dict[int, Admission] = {}
+    """First admission of each open step: a repeated reserve is answered with it."""
+    open_steps: tuple[int, ...] = ()
+    terminal: dict[str, TerminalState] = {}
+    counts: dict[str, int] = {}
+    recent: tuple[StepSummary, ...] = ()
+    draining: bool = False
+    paused: bool = False
+    dead_letters_in_a_row: int = 0
+
+
+class BufferView(Message):
+    buffer: int
+    state: str
+    slots: str
+    """One letter a slot: O occupied, R reserved, '.' empty."""
+
+
+class RunStatus(Message):
+    run_id: str
+    attempt: int
+    phase: Literal["running", "paused", "draining", "finished"]
+    version: int
+    target_steps: int
+    training: int | None
+    in_flight: int
+    waiting: int
+    """Occupied groups that no step has taken yet."""
+    admitted: int
+    trained: int
+    filtered: int
+    discarded: int
+    expired: int
+    dead_lettered: int
+    max_staleness: int
+    window: tuple[BufferView, ...]
+    recent: tuple[StepSummary, ...]

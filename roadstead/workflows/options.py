@@ -1,0 +1,79 @@
+"""Deadlines and retries of every activity, in one place.
+
+Invariant: every activity has a heartbeat timeout or a start-to-close near its real duration. One without (five
+minutes, no heartbeat) stood still for the five minutes when its worker was killed inside a millisecond window.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypedDict
+
+from temporalio.common import RetryPolicy
+
+# A disagreement about content is not cured by trying again.
+_FATAL = ["ObjectConflict", "BatchConflict", "SchemaError", "BoundExceeded", "DatasetError", "ValidationError"]
+_FATAL_TRAINING = [*_FATAL, "TrainerConflict", "TrainerOutOfOrder", "TrainerBadBatch", "ReplayMismatch"]
+
+_HEARTBEAT = timedelta(seconds=15)
+"""Detection of a dead worker; six times the beat, so that a busy machine is not taken for a dead one."""
+
+
+class Options(TypedDict, total=False):
+    task_queue: str
+    start_to_close_timeout: timedelta
+    heartbeat_timeout: timedelta
+    retry_policy: RetryPolicy
+
+
+def _retry(attempts: int, fatal: list[str]) -> RetryPolicy:
+    return RetryPolicy(
+        initial_interval=timedelta(milliseconds=300),
+        backoff_coefficient=1.6,
+        maximum_interval=timedelta(seconds=20),
+        maximum_attempts=attempts,
+        non_retryable_error_types=fatal,
+    )
+
+
+def queue(run_id: str, role: str) -> str:
+    """Task queue of a role: `<run>-<role>`."""
+    return f"{run_id}-{role}"
+
+
+def ledger(run_id: str) -> Options:
+    """Updates to the run: milliseconds. Unlimited retries, because a finished group must not be lost."""
+    return Options(
+        task_queue=queue(run_id, "ledger"),
+        start_to_close_timeout=timedelta(seconds=20),
+        retry_policy=_retry(0, ["RunGone", "UnknownGroup"]),
+    )
+
+
+def rollout(run_id: str, timeout_s: float, attempts: int) -> Options:
+    return Options(
+        task_queue=queue(run_id, "rollout"),
+        start_to_close_timeout=timedelta(seconds=timeout_s),
+        heartbeat_timeout=_HEARTBEAT,
+        retry_policy=_retry(attempts, [*_FATAL, "BadRequest"]),
+    )
+
+
+def store(run_id: str) -> Options:
+    """Reads and writes of S3: twenty attempts outlast an outage of about five minutes, then the run says so."""
+    return Options(
+        task_queue=queue(run_id, "orchestrator"),
+        start_to_close_timeout=timedelta(minutes=30),
+        heartbeat_timeout=_HEARTBEAT,
+        retry_policy=_retry(20, _FATAL),
+    )
+
+
+def train(run_id: str) -> Options:
+    """The heartbeat bounds a lost trainer, not the day that a large step may take."""
+    return Options(
+        task_queue=queue(run_id, "train"),
+        start_to_close_timeout=timedelta(hours=24),
+        heartbeat_timeout=_HEARTBEAT,
+        retry_policy=_retry(20, _FATAL_TRAINING),
+    )

@@ -1,0 +1,391 @@
+"""A training run as a durable entity.
+
+Owns: the ledger, the prompt cursor and the policy version; it is their ONLY writer. Opens one TrainingStep a policy
+version.
+Never touches: token data, engines, the trainer.
+Invariant: nothing is admitted that the ledger does not grant, the policy version moves only when a step's weights
+are published and its record is written, and every group ends in exactly one terminal state.
+A repeated Update is answered from the state and never applied twice: Temporal's own deduplication does not cross
+continue-as-new.
+A crash leaves: its history, or, when that is lost, the step records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, UnknownGroup
+    from roadstead.storage.steps import TerminalState
+    from roadstead.workflows import options, search
+    from roadstead.workflows.messages import (
+        RUN_WORKFLOW,
+        Admission,
+        BatchEntry,
+        BatchOrder,
+        BufferView,
+        GroupReport,
+        Placement,
+        Release,
+        RunState,
+        RunStatus,
+        StepOrder,
+        StepSummary,
+        group_id,
+        step_workflow_id,
+    )
+    from roadstead.workflows.training_step import TrainingStep, attributes
+
+# A broken environment or engine dead-letters prompt after prompt without an error anybody sees (open-instruct
+# #1202, AReno #239): stop when this many batches' worth failed in a row with not one success.
+_DEAD_LETTER_BATCHES = 2
+_RECENT = 8
+"""Finished steps kept for status; the records of all are on S3."""
+_LETTER = {SlotState.OCCUPIED: "O", SlotState.RESERVED: "R", SlotState.EMPTY: "."}
+_CLOSE = timedelta(seconds=60)
+"""How long an ending run waits for its steps to close."""
+
+
+@workflow.defn(name=RUN_WORKFLOW)
+class TrainingRun:
+    @workflow.init
+    def __init__(self, state: RunState) -> None:
+        plan = self._plan = state.plan
+        self._ledger = (
+            Ledger.from_dict(state.ledger)
+            if state.ledger
+            else Ledger(
+                batch_size=plan.groups_per_batch,
+                max_staleness=plan.max_staleness,
+                slots_per_buffer=plan.slots_per_buffer,
+                step_target=plan.target_steps,
+            )
+        )
+        self._cursor = state.cursor
+        self._placed = dict(state.placed)
+        self._occupied_at = dict(state.occupied_at)
+        self._admissions = dict(state.admissions)
+        self._open_steps = list(state.open_steps)
+        self._terminal = dict(state.terminal)
+        self._counts = dict(state.counts)
+        self._recent = list(state.recent)
+        self._draining, self._paused = state.draining, state.paused
+        self._dead_letters_in_a_row = state.dead_letters_in_a_row
+        self._training: int | None = None
+        self._done: list[StepSummary] = []
+        self._failed: str | None = None
+        self._changed = True
+        self._steps_here = 0
+
+    # -- Updates: from activities -------------------------------------------------------------------------
+
+    @workflow.update
+    def reserve(self, version: int) -> Admission:
+        """First admission of TrainingStep(version); asked again, the same answer."""
+        if version not in self._admissions:
+            self._admissions[version] = self._admit(version)
+            self._changed = True
+        return self._admissions[version]
+
+    @workflow.update
+    def occupy(self, report: GroupReport) -> Placement:
+        """A finished group asks for its place."""
+        ledger, group = self._ledger, report.group_id
+        self._changed = True
+        state = self._group_state(group)
+        if state is not GroupState.RESERVED:
+            place = ledger.where(group)
+            return Placement(outcome="placed", buffer=place.buffer) if place else Placement(outcome="late")
+        if ledger.lower(group, report.oldest_version) is None:
+            self._end(group, "expired")
+            return Placement(outcome="expired")
+        slot = ledger.occupy(group)
+        if slot is None:
+            self._end(group, "discarded")
+            return Placement(outcome="surplus")
+        self._placed[group] = report
+        self._occupied_at[group] = _microseconds()
+        self._dead_letters_in_a_row = 0
+        self._end_surplus()
+        return Placement(outcome="placed", buffer=slot.buffer)
+
+    @workflow.update
+    def release(self, release: Release) -> bool:
+        """A group that will never finish gives its slot back. False: it had none any more."""
+        if self._group_state(release.group_id) is not GroupState.RESERVED:
+            return False
+        workflow.logger.warning(f"{release.group_id} is dead-lettered: {release.reason}")
+        self._ledger.discard(release.group_id)
+        self._end(release.group_id, "dead-lettered")
+        self._dead_letters_in_a_row += 1
+        if self._dead_letters_in_a_row >= _DEAD_LETTER_BATCHES * self._plan.groups_per_batch:
+            self._failed = (
+                f"{self._dead_letters_in_a_row} groups in a row could not be generated and none could; "
+                f"the last one: {release.reason}"
+            )
+        self._changed = True
+        return True
+
+    # -- Signals ------------------------------------------------------------------------------------------
+
+    @workflow.signal
+    def step_done(self, summary: StepSummary) -> None:
+        self._done.append(summary)
+        self._changed = True
+
+    @workflow.signal
+    def step_failed(self, step: int, reason: str) -> None:
+        self._failed = self._failed or f"step {step}: {reason}"
+        self._mark_closed(step)
+
+    @workflow.signal
+    def step_closed(self, step: int) -> None:
+        self._mark_closed(step)
+
+    @workflow.signal
+    def drain(self) -> None:
+        """Admit nobody any more, finish what is in flight, train every full batch, end."""
+        self._draining = self._changed = True
+
+    @workflow.signal
+    def pause(self) -> None:
+        """Admit nobody until unpaused; what is in flight goes on."""
+        self._paused = self._changed = True
+
+    @workflow.signal
+    def unpause(self) -> None:
+        self._paused, self._changed = False, True
+
+    @workflow.query
+    def status(self) -> RunStatus:
+        return self._status()
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    @workflow.run
+    async def run(self, state: RunState) -> RunStatus:
+        try:
+            while not self._finished():
+                # Cleared before the state is looked at: handlers run at every await below.
+                self._changed = False
+                await self._open_step()
+                await self._refill()
+                await self._announce()
+                await workflow.wait_condition(lambda: self._changed)
+                while self._done and self._failed is None:
+                    await self._advance(self._done.pop(0))
+                    if self._steps_here >= self._plan.steps_per_execution and not self._finished():
+                        await self._continue_as_new()
+        except asyncio.CancelledError:
+            await self._close_steps("abort")
+            raise
+        if self._failed is not None:
+            await self._close_steps("abort")
+            raise ApplicationError(self._failed, type="RunFailed", non_retryable=True)
+        await self._close_steps("close")
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return self._status()
+
+    def _finished(self) -> bool:
+        ledger = self._ledger
+        if self._failed is not None or ledger.version >= self._plan.target_steps:
+            return True
+        idle = self._training is None and not self._done and ledger.in_flight == 0
+        ready = ledger.taken in ledger.buffers and ledger.state(ledger.taken) is BufferState.READY
+        return self._draining and idle and not ready
+
+    async def _open_step(self) -> None:
+        version = self._ledger.version
+        if version in self._open_steps or version in self._admissions:
+            return
+        self._open_steps.append(version)
+        order = StepOrder(plan=self._plan, version=version)
+        await workflow.start_child_workflow(
+            TrainingStep.run,
+            order,
+            id=step_workflow_id(self._plan.run_id, version),
+            task_queue=options.queue(self._plan.run_id, "orchestrator"),
+            # A step outlives this execution: only ABANDON survives the parent's continue-as-new (measured).
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+            search_attributes=attributes(order),
+        )
+        workflow.upsert_search_attributes([search.POLICY_VERSION.value_set(version)])
+
+    async def _refill(self) -> None:
+        """Admit up to capacity at once, under the current version, once its step has its first admission."""
+        version = self._ledger.version
+        if version in self._admissions and (admission := self._admit(version)).positions:
+            await self._tell_step(version, "admit", admission)
+
+    async def _announce(self) -> None:
+        """Hand the current buffer to its step when it is READY and the trainer is free."""
+        ledger = self._ledger
+        if self._training is not None or ledger.version not in self._open_steps:
+            return
+        entries = []
+        ages = {group: ledger.version_of(group) for group in self._placed}
+        groups = ledger.take()
+        if groups is None:
+            return
+        self._end_surplus()
+        step = self._training = ledger.version
+        for slot, group in enumerate(groups):
+            report = self._placed.pop(group)
+            entries.append(
+                BatchEntry(
+                    slot=slot,
+                    group_id=group,
+                    attempt=report.attempt,
+                    digest=report.digest,
+                    v_traj=ages[group],
+                    occupied_at=self._occupied_at.pop(group),
+                )
+            )
+            self._end(group, "trained")
+        order = BatchOrder(
+            step=step,
+            attempt=self._plan.attempt,
+            max_staleness=self._plan.max_staleness,
+            entries=tuple(entries),
+            terminal=self._terminal,
+            ledger=ledger.to_dict(),
+            cursor=self._cursor,
+        )
+        self._terminal = {}
+        await self._tell_step(step, "batch", order)
+
+    async def _advance(self, summary: StepSummary) -> None:
+        """A step is published: the policy version and the window move."""
+        if summary.step != self._training:
+            return  # a repeated signal
+        self._training = None
+        self._ledger.publish(summary.step + 1)
+        self._steps_here += 1
+        self._recent = [*self._recent, summary][-_RECENT:]
+        self._count("max_staleness", max(0, summary.max_staleness - self._counts.get("max_staleness", 0)))
+        self._admissions = {v: a for v, a in self._admissions.items() if v in self._open_steps}
+        await self._tell_step(summary.step, "close")
+        self._changed = True
+
+    async def _continue_as_new(self) -> None:
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        if self._done:
+            return  # a step finished meanwhile: its signal must not be lost
+        workflow.continue_as_new(
+            RunState(
+                plan=self._plan,
+                ledger=self._ledger.to_dict(),
+                cursor=self._cursor,
+                placed=self._placed,
+                occupied_at=self._occupied_at,
+                admissions=self._admissions,
+                open_steps=tuple(self._open_steps),
+                terminal=self._terminal,
+                counts=self._counts,
+                recent=tuple(self._recent),
+                draining=self._draining,
+                paused=self._paused,
+                dead_letters_in_a_row=self._dead_letters_in_a_row,
+            )
+        )
+
+    async def _close_steps(self, how: str) -> None:
+        """Tell every open step to end and wait for them, at most _CLOSE."""
+        for step in list(self._open_steps):
+            await self._tell_step(step, how)
+        try:
+            await workflow.wait_condition(lambda: not self._open_steps, timeout=_CLOSE)
+        except TimeoutError:
+            workflow.logger.error(f"steps {self._open_steps} did not close within {_CLOSE}; they end on their own")
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _admit(self, version: int) -> Admission:
+        positions: list[int] = []
+        ledger, limit = self._ledger, self._plan.max_groups_in_flight
+        open_gate = version == ledger.version and not (self._draining or self._paused or self._failed)
+        while open_gate and (limit is None or ledger.in_flight < limit):
+            if ledger.reserve(group_id(self._cursor)) is None:
+                break
+            positions.append(self._cursor)
+            self._cursor += 1
+        self._count("admitted", len(positions))
+        return Admission(version=version, reserved_at=_microseconds(), positions=tuple(positions))
+
+    async def _tell_step(self, step: int, signal: str, *arguments: object) -> None:
+        handle = workflow.get_external_workflow_handle(step_workflow_id(self._plan.run_id, step))
+        try:
+            await handle.signal(signal, args=list(arguments))
+        except ApplicationError as error:
+            if error.type != "ExternalWorkflowExecutionNotFound":
+                raise
+            # It closed (failed, cancelled, terminated) under us. Only a lost order matters.
+            self._mark_closed(step)
+            if signal in {"admit", "batch"}:
+                self._failed = self._failed or f"step {step} is gone: its workflow was closed from outside"
+
+    def _group_state(self, group: str) -> GroupState:
+        try:
+            return self._ledger.group_state(group)
+        except UnknownGroup as error:
+            # Anything but an ApplicationError in a handler would wedge the workflow task for ever.
+            raise ApplicationError(str(error), type="UnknownGroup", non_retryable=True) from error
+
+    def _end_surplus(self) -> None:
+        """Over-sampled groups that no buffer can use any more; what they still generate is answered "late"."""
+        for group in self._ledger.collect_surplus():
+            self._end(group, "discarded")
+
+    def _end(self, group: str, terminal: TerminalState) -> None:
+        self._terminal[group] = terminal
+        self._count(terminal, 1)
+
+    def _count(self, name: str, by: int) -> None:
+        self._counts[name] = self._counts.get(name, 0) + by
+
+    def _mark_closed(self, step: int) -> None:
+        if step in self._open_steps:
+            self._open_steps.remove(step)
+        self._changed = True
+
+    def _status(self) -> RunStatus:
+        ledger, counts = self._ledger, self._counts
+        finished = self._finished()
+        return RunStatus(
+            run_id=self._plan.run_id,
+            attempt=self._plan.attempt,
+            phase=(
+                "finished" if finished else "draining" if self._draining else "paused" if self._paused else "running"
+            ),
+            version=ledger.version,
+            target_steps=self._plan.target_steps,
+            training=self._training,
+            in_flight=ledger.in_flight,
+            waiting=len(self._placed),
+            admitted=counts.get("admitted", 0),
+            trained=counts.get("trained", 0),
+            filtered=counts.get("filtered", 0),
+            discarded=counts.get("discarded", 0),
+            expired=counts.get("expired", 0),
+            dead_lettered=counts.get("dead-lettered", 0),
+            max_staleness=counts.get("max_staleness", 0),
+            window=tuple(
+                BufferView(
+                    buffer=buffer,
+                    state=ledger.state(buffer).value,
+                    slots="".join(_LETTER[state] for state, _ in ledger.slots(buffer)),
+                )
+                for buffer in ledger.buffers
+            ),
+            recent=tuple(self._recent),
+        )
+
+
+def _microseconds() -> int:
+    return int(workflow.now().timestamp() * 1_000_000)

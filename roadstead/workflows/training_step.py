@@ -1,0 +1,192 @@
+"""One training step as a durable workflow.
+
+Owns: the groups that were admitted under its policy version, until each is delivered or released; and the chain
+persist -> train -> publish of the buffer with its number.
+Never touches: the ledger, the cursor, the policy version (the run's), token data (S3's).
+Invariant: what it trains is what the run announced, once. It closes when its buffer is trained (or the run has
+no use for it any more), its version admits nobody any more, and its groups are all accounted for: that may be up to
+S steps after its own training.
+A crash leaves: its history. Every activity first looks for its own commit marker, so going on from any point
+repeats nothing that was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from roadstead.activities.occupy import OccupySlot
+    from roadstead.activities.persist import PersistBatch
+    from roadstead.activities.publish import PublishWeights
+    from roadstead.activities.release import ReleaseSlot
+    from roadstead.activities.reserve import ReserveSlots
+    from roadstead.activities.rollout import RolloutGroup
+    from roadstead.activities.train import TrainStep
+    from roadstead.workflows import options, search
+    from roadstead.workflows.messages import (
+        STEP_WORKFLOW,
+        Admission,
+        BatchOrder,
+        GroupOrder,
+        PublishOrder,
+        Release,
+        StepOrder,
+        TrainOrder,
+        group_id,
+    )
+
+
+class _Aborted(Exception):
+    """The run is ending without this step."""
+
+
+@workflow.defn(name=STEP_WORKFLOW)
+class TrainingStep:
+    @workflow.init
+    def __init__(self, order: StepOrder) -> None:
+        self._plan, self._version = order.plan, order.version
+        self._admitted: list[GroupOrder] = []
+        self._batch: BatchOrder | None = None
+        self._closed = False
+        self._aborted = False
+
+    # -- what the run says --------------------------------------------------------------------------------
+
+    @workflow.signal
+    def admit(self, admission: Admission) -> None:
+        self._take_in(admission)
+
+    @workflow.signal
+    def batch(self, order: BatchOrder) -> None:
+        self._batch = order
+
+    @workflow.signal
+    def close(self) -> None:
+        """The policy moved on: nobody is admitted under this version any more."""
+        self._closed = True
+
+    @workflow.signal
+    def abort(self) -> None:
+        self._aborted = True
+
+    # -- the step -----------------------------------------------------------------------------------------
+
+    @workflow.run
+    async def run(self, order: StepOrder) -> None:
+        run = workflow.get_external_workflow_handle(self._plan.run_id)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._watch_abort())
+                training = tasks.create_task(self._train())
+                deliveries: list[asyncio.Task[None]] = []
+                self._take_in(await self._reserve())
+                while not (self._closed and not self._admitted):
+                    await workflow.wait_condition(lambda: bool(self._admitted) or self._closed)
+                    while self._admitted:
+                        deliveries.append(tasks.create_task(self._deliver(self._admitted.pop(0))))
+                    self._phase("generating")
+                await asyncio.gather(training, *deliveries)
+                watch.cancel()
+        except ExceptionGroup as group:
+            cause = _first(group)
+            if not isinstance(cause, _Aborted):
+                await run.signal("step_failed", args=[self._version, _reason(cause)])
+                raise ApplicationError(f"step {self._version}: {_reason(cause)}", type="StepFailed") from cause
+        finally:
+            self._phase("closed")
+        await run.signal("step_closed", self._version)
+
+    async def _watch_abort(self) -> None:
+        await workflow.wait_condition(lambda: self._aborted)
+        raise _Aborted
+
+    async def _reserve(self) -> Admission:
+        return await workflow.execute_activity_method(
+            ReserveSlots.reserve_slots, self._version, **options.ledger(self._plan.run_id)
+        )
+
+    def _take_in(self, admission: Admission) -> None:
+        self._admitted += [
+            GroupOrder(
+                attempt=self._plan.attempt,
+                version=admission.version,
+                reserved_at=admission.reserved_at,
+                position=position,
+            )
+            for position in admission.positions
+        ]
+
+    async def _deliver(self, group: GroupOrder) -> None:
+        """Generate one group and report it; a group that can't be generated gives its slot back."""
+        plan = self._plan
+        try:
+            report = await workflow.execute_activity_method(
+                RolloutGroup.rollout_group,
+                group,
+                **options.rollout(plan.run_id, plan.group_timeout_s, plan.group_attempts),
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            await workflow.execute_activity_method(
+                ReleaseSlot.release_slot,
+                Release(group_id=group_id(group.position), reason=_reason(error)),
+                **options.ledger(plan.run_id),
+            )
+            return
+        await workflow.execute_activity_method(OccupySlot.occupy_slot, report, **options.ledger(plan.run_id))
+
+    async def _train(self) -> None:
+        """persist -> train -> publish, in that order; the step record is publish's last act."""
+        await workflow.wait_condition(lambda: self._batch is not None or self._closed)
+        if self._batch is None:
+            return  # drained before this buffer could fill
+        run_id, order = self._plan.run_id, self._batch
+        self._phase("persisting")
+        committed = await workflow.execute_activity_method(PersistBatch.persist_batch, order, **options.store(run_id))
+        self._phase("training")
+        await workflow.execute_activity_method(
+            TrainStep.train_step, TrainOrder(step=order.step, digest=committed.digest), **options.train(run_id)
+        )
+        self._phase("publishing")
+        summary = await workflow.execute_activity_method(
+            PublishWeights.publish_weights,
+            PublishOrder(batch=order, committed=committed),
+            **options.store(run_id),
+        )
+        await workflow.get_external_workflow_handle(run_id).signal("step_done", summary)
+
+    def _phase(self, phase: str) -> None:
+        workflow.upsert_search_attributes([search.PHASE.value_set(phase)])
+
+
+def attributes(order: StepOrder) -> TypedSearchAttributes:
+    """Search attributes a step starts with."""
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(search.RUN, order.plan.run_id),
+            SearchAttributePair(search.ATTEMPT, order.plan.attempt),
+            SearchAttributePair(search.STEP, order.version),
+            SearchAttributePair(search.POLICY_VERSION, order.version),
+            SearchAttributePair(search.PHASE, "reserving"),
+        ]
+    )
+
+
+def _first(group: BaseException) -> BaseException:
+    """The cause that ended a task group: the first that is not itself a group."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost failure in words, with its type: what a person can act on."""
+    while isinstance(error, FailureError) and error.cause is not None:
+        error = error.cause
+    kind = error.type if isinstance(error, ApplicationError) and error.type else type(error).__name__
+    return f"{kind}: {error}" if str(error) else kind
