@@ -124,7 +124,7 @@ class TrainingRun:
         self._end(release.group_id, "dead-lettered")
         self._dead_letters_in_a_row += 1
         if self._dead_letters_in_a_row >= _DEAD_LETTER_BATCHES * self._plan.groups_per_batch:
-            self._failed = (
+            self._failed = self._failed or (
                 f"{self._dead_letters_in_a_row} groups in a row could not be generated and none could; "
                 f"the last one: {release.reason}"
             )

@@ -188,5 +188,6 @@ def _reason(error: BaseException) -> str:
     """The innermost failure in words, with its type: what a person can act on."""
     while isinstance(error, FailureError) and error.cause is not None:
         error = error.cause
-    kind = error.type if isinstance(error, ApplicationError) and error.type else type(error).__name__
-    return f"{kind}: {error}" if str(error) else kind
+    if isinstance(error, ApplicationError) and error.type:
+        return f"{error.type}: {error.message}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,273 @@
+"""The run and step workflows on a real Temporal server, with activities that keep what they were told.
+
+Every property is checked on the batches that came out, not on the counters that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.worker import Replayer, Worker
+
+from roadstead.activities.occupy import OccupySlot
+from roadstead.activities.release import ReleaseSlot
+from roadstead.activities.reserve import ReserveSlots
+from roadstead.activities.run_handle import RunHandle
+from roadstead.cli.begin import _ensure_search_attributes
+from roadstead.workers.orchestrator import runner
+from roadstead.workflows.messages import (
+    GroupOrder,
+    GroupReport,
+    Placement,
+    RunPlan,
+    RunState,
+    RunStatus,
+    group_id,
+)
+from roadstead.workflows.options import queue
+from roadstead.workflows.training_run import TrainingRun
+from roadstead.workflows.training_step import TrainingStep
+from tests.support.activities import World
+
+Run = WorkflowHandle[Any, RunStatus]
+LIMIT_S = 60
+
+
+def plan(**changes: Any) -> RunPlan:
+    values: dict[str, Any] = {
+        "run_id": f"t-{uuid.uuid4().hex[:8]}",
+        "attempt": 1,
+        "target_steps": 5,
+        "groups_per_batch": 4,
+        "max_staleness": 2,
+        "slots_per_buffer": 4,
+        "max_groups_in_flight": None,
+        "group_timeout_s": 30.0,
+        "group_attempts": 2,
+    }
+    return RunPlan(**{**values, **changes})
+
+
+@contextlib.asynccontextmanager
+async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[None]:
+    """All roles of a run in this process."""
+    handle = RunHandle(client, run_id)
+    bridge = [
+        ReserveSlots(handle).reserve_slots,
+        OccupySlot(handle).occupy_slot,
+        ReleaseSlot(handle).release_slot,
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for role, activities in {
+            "orchestrator": [world.persist_batch, world.publish_weights],
+            "ledger": bridge,
+            "rollout": [world.rollout_group],
+            "train": [world.train_step],
+        }.items():
+            await stack.enter_async_context(
+                Worker(
+                    client,
+                    task_queue=queue(run_id, role),
+                    activities=activities,
+                    workflows=[TrainingRun, TrainingStep] if role == "orchestrator" else [],
+                    workflow_runner=runner(),
+                    max_concurrent_activities=8 if role == "ledger" else 64,
+                )
+            )
+        yield
+
+
+async def start(client: Client, the_plan: RunPlan) -> Run:
+    await _ensure_search_attributes(client)
+    return await client.start_workflow(
+        TrainingRun.run,
+        RunState(plan=the_plan),
+        id=the_plan.run_id,
+        task_queue=queue(the_plan.run_id, "orchestrator"),
+    )
+
+
+async def run_to_end(client: Client, the_plan: RunPlan, world: World) -> RunStatus:
+    async with workers(client, the_plan.run_id, world):
+        handle = await start(client, the_plan)
+        return await asyncio.wait_for(handle.result(), LIMIT_S)
+
+
+def check_batches(the_plan: RunPlan, world: World) -> None:
+    """Full batches in order, every group once, the bound kept by the versions of the admissions."""
+    assert sorted(world.batches) == list(range(the_plan.target_steps))
+    groups = [entry.group_id for step in sorted(world.batches) for entry in world.batches[step].entries]
+    assert len(groups) == len(set(groups)) == the_plan.target_steps * the_plan.groups_per_batch
+    for step, order in world.batches.items():
+        for slot, entry in enumerate(order.entries):
+            assert entry.slot == slot
+            assert entry.v_traj <= step <= entry.v_traj + the_plan.max_staleness
+            assert entry.v_traj <= world.admitted_under[entry.group_id]
+    assert all(world.trained[step] == 1 for step in world.batches)
+
+
+def long_tail(order: GroupOrder) -> float:
+    """Seeded by position: most groups are quick, one in five takes much longer than a step."""
+    return random.Random(order.position).choice([0.0, 0.0, 0.05, 0.05, 0.8])
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+async def test_every_batch_is_full_in_order_and_within_the_bound(temporal: Client, max_staleness: int) -> None:
+    the_plan, world = plan(max_staleness=max_staleness, target_steps=6), World(generation_s=long_tail, training_s=0.1)
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    assert (status.phase, status.version, status.in_flight, status.waiting) == ("finished", 6, 0, 0)
+    assert status.admitted == status.trained == 24, "a target known from the start leaves nothing over"
+
+
+async def test_synchronous_run_admits_nothing_before_the_version_it_trains(temporal: Client) -> None:
+    the_plan, world = plan(max_staleness=0), World(generation_s=long_tail)
+    await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    for step, order in world.batches.items():
+        assert {world.admitted_under[entry.group_id] for entry in order.entries} == {step}
+
+
+async def test_continue_as_new_loses_no_group_and_answers_repeats_from_state(temporal: Client) -> None:
+    the_plan = plan(target_steps=9, steps_per_execution=2)
+    world = World(generation_s=long_tail)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        status = await asyncio.wait_for(handle.result(), LIMIT_S)
+    check_batches(the_plan, world)
+    assert status.trained == 36
+    first = [w async for w in temporal.list_workflows(f'WorkflowId = "{the_plan.run_id}"')]
+    assert len(first) >= 4, "it did continue as new"
+
+
+async def test_a_repeated_occupy_is_answered_and_not_applied_twice(temporal: Client) -> None:
+    the_plan = plan(target_steps=3, steps_per_execution=1)
+    world = World(training_s=0.2)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        while 0 not in world.batches:
+            await asyncio.sleep(0.05)
+        entry = world.batches[0].entries[0]
+        report = GroupReport(
+            group_id=entry.group_id,
+            attempt=1,
+            digest=entry.digest,
+            trajectories=4,
+            tokens=40,
+            oldest_version=0,
+            newest_version=0,
+            mean_reward=0.5,
+        )
+        for key in ("again-1", "again-2"):
+            answer = await handle.execute_update("occupy", report, id=key, result_type=Placement)
+            assert answer == Placement(outcome="placed", buffer=0)
+        await asyncio.wait_for(handle.result(), LIMIT_S)
+    check_batches(the_plan, world)
+
+
+async def test_an_engine_that_lagged_lowers_the_group_and_never_breaks_the_bound(temporal: Client) -> None:
+    def lag(order: GroupOrder) -> int:
+        return min(order.version, order.position % 3)
+
+    the_plan, world = plan(target_steps=8, max_staleness=1), World(generation_s=long_tail, lag=lag)
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    assert status.admitted == status.trained + status.expired
+    terminal = [state for order in world.batches.values() for state in order.terminal.values()]
+    assert status.expired == terminal.count("expired") > 0, "lowered out of every buffer is recorded, not dropped"
+
+
+async def test_groups_that_cannot_be_generated_are_dead_lettered_and_replaced(temporal: Client) -> None:
+    the_plan = plan()
+    world = World(broken=lambda order: order.position % 4 == 1)
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    dead = {group for order in world.batches.values() for group, state in order.terminal.items() if state != "trained"}
+    assert status.dead_lettered >= len(dead) > 0
+    assert all(int(group[1:]) % 4 == 1 for group in dead)
+    assert status.admitted == status.trained + status.dead_lettered
+
+
+async def test_a_broken_environment_stops_the_run_and_says_why(temporal: Client) -> None:
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run_to_end(temporal, plan(), World(broken=lambda order: True))
+    assert "the environment is broken" in str(failure.value.cause)
+    assert "8 groups in a row" in str(failure.value.cause)
+
+
+async def test_a_step_that_fails_fails_the_run_with_its_reason(temporal: Client) -> None:
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run_to_end(temporal, plan(), World(failing_step=2))
+    assert "step 2" in str(failure.value.cause) and "the trainer says no" in str(failure.value.cause)
+
+
+async def test_drain_trains_what_is_complete_and_admits_nobody(temporal: Client) -> None:
+    the_plan, world = plan(target_steps=1000), World(generation_s=long_tail, training_s=0.05)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        while len(world.batches) < 3:
+            await asyncio.sleep(0.05)
+        await handle.signal("drain")
+        status = await asyncio.wait_for(handle.result(), LIMIT_S)
+    assert status.in_flight == 0 and status.waiting < the_plan.groups_per_batch
+    assert status.admitted == status.trained + status.waiting
+    check_batches(the_plan.model_copy(update={"target_steps": status.version}), world)
+
+
+async def test_pause_admits_nobody_until_unpaused(temporal: Client) -> None:
+    the_plan, world = plan(target_steps=4), World(training_s=0.05)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        await handle.signal("pause")
+        await asyncio.sleep(1.5)
+        before = await handle.query("status", result_type=RunStatus)
+        await asyncio.sleep(0.5)
+        after = await handle.query("status", result_type=RunStatus)
+        assert before.phase == "paused" and before.admitted == after.admitted < 16
+        await handle.signal("unpause")
+        await asyncio.wait_for(handle.result(), LIMIT_S)
+    check_batches(the_plan, world)
+
+
+async def test_cancelling_the_run_ends_its_steps_and_their_rollouts(temporal: Client) -> None:
+    the_plan, world = plan(target_steps=50), World(generation_s=lambda order: 300.0)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        await asyncio.wait_for(world.started.wait(), LIMIT_S)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await asyncio.wait_for(handle.result(), LIMIT_S)
+        open_steps = f'RoadsteadRun = "{the_plan.run_id}" AND ExecutionStatus = "Running"'
+        for _ in range(100):
+            if not [w async for w in temporal.list_workflows(open_steps)]:
+                return
+            await asyncio.sleep(0.1)
+    pytest.fail("steps are still open 10 s after the run was cancelled")
+
+
+async def test_every_history_replays(temporal: Client) -> None:
+    """Histories of a run with continue-as-new, failures and lag replay on the current code."""
+    the_plan = plan(target_steps=6, steps_per_execution=2)
+    await run_to_end(temporal, the_plan, World(generation_s=long_tail, broken=lambda o: o.position % 7 == 3))
+    executions = [w async for w in temporal.list_workflows(f'RoadsteadRun = "{the_plan.run_id}"')]
+    run_ids = [w async for w in temporal.list_workflows(f'WorkflowId = "{the_plan.run_id}"')]
+    replayer = Replayer(
+        workflows=[TrainingRun, TrainingStep], workflow_runner=runner(), data_converter=temporal.data_converter
+    )
+    seen = 0
+    for execution in {(w.id, w.run_id) for w in [*executions, *run_ids]}:
+        history = await temporal.get_workflow_handle(execution[0], run_id=execution[1]).fetch_history()
+        await replayer.replay_workflow(history)
+        seen += 1
+    assert seen >= 6 + 3, "six steps and three executions of the run"
+
+
+def test_group_ids_are_positions() -> None:
+    assert group_id(42) == "g00000042"
