@@ -1,0 +1,89 @@
+"""Starts the trainer group: `python -m roadstead.training.launcher --config ... --socket ... --folder ...`.
+
+Owns: the torchrun command, its environment, the rendezvous port. Never touches: steps, the store.
+Invariant: the launcher is torchrun's agent itself; it dies with its parent, and the ranks die with it.
+A crash leaves: no process; the socket file and the scratch folder stay for the next start.
+
+The death signal follows the parent's THREAD that started the launcher: start it from one that lives as long as
+the trainer should (a main thread, not a pool's).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket as sockets
+import sys
+from pathlib import Path
+
+from roadstead.config import RunConfig, load
+from roadstead.training.process import die_with_parent
+
+_MAX_RESTARTS = 100
+"""A run lasts weeks on machines that fail; a group that can't boot is bounded by its commander's deadline."""
+_AGENT = (sys.executable, "-m", "torch.distributed.run")
+
+
+def command(config: RunConfig, config_path: Path, socket: Path, folder: Path, rdzv_port: int) -> list[str]:
+    """The torchrun command of the group.
+
+    The c10d rendezvous, because a static one (--master-addr) hands the restarted ranks the addresses of the dead
+    ones (torch 2.13 with gloo: 4 of 4 restarts failed; pytorch issue 135712).
+    """
+    return [
+        *_AGENT,
+        f"--nproc-per-node={config.training.ranks}",
+        f"--max-restarts={_MAX_RESTARTS}",
+        "--monitor-interval=0.1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{rdzv_port}",
+        f"--rdzv-id={config.name}",
+        "--local-addr=127.0.0.1",
+        "--module",
+        "roadstead.training.rank",
+        f"--config={config_path}",
+        f"--socket={socket}",
+        f"--folder={folder}",
+    ]
+
+
+def environment(config: RunConfig) -> dict[str, str]:
+    """What the ranks need on top of the inherited environment."""
+    values = {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else a restart reads the dead incarnation's store, 3 of 4 hung
+        "GLOO_SOCKET_IFNAME": "lo",  # one machine; a host name that does not resolve must not matter
+        "OMP_NUM_THREADS": "1",  # the number of threads changes the bits, and spinning ones cost 10x on a busy machine
+        "DS_ACCELERATOR": config.engine.device,
+        "HF_HUB_OFFLINE": "1",  # the model is on S3
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if config.engine.device == "cuda":
+        values["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic only with it
+    return values
+
+
+def main() -> None:
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m roadstead.training.launcher", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    arguments = parser.parse_args()
+    config = load(arguments.config)
+    os.environ.update(environment(config))
+    line = command(config, arguments.config, arguments.socket, arguments.folder, _free_port())
+
+    from torch.distributed import run
+
+    run.main(line[len(_AGENT) :])
+
+
+def _free_port() -> int:
+    with sockets.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

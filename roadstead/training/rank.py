@@ -1,0 +1,184 @@
+"""One rank of the trainer: `python -m roadstead.training.rank --config RUN.yaml --socket PATH --folder DIR`.
+
+Owns: the process from boot to exit: waiting for version 0, building the group, restoring, serving.
+Never touches: the answer to a command (the service's), the optimizer (the trainer's).
+Invariant: after an error in a collective phase the process exits with 1, and the launcher restarts the group as a
+whole; nothing is repaired in place.
+A crash leaves: a scratch folder that the next incarnation empties, and on S3 whatever the service's order allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import time
+import traceback
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roadstead.config import RunConfig, load
+from roadstead.storage import checkpoints, weights
+from roadstead.storage.batches import BatchCommit
+from roadstead.storage.open import open_run
+from roadstead.training.process import die_with_parent, lock_folder
+from roadstead.training.server import serve
+from roadstead.training.service import TrainerState, TrainService, read_batch
+
+log = logging.getLogger("roadstead.training.rank")
+
+_WEIGHTS_WAIT_S = 600.0
+"""Version 0 is uploaded when the run begins, which may be minutes after the trainer for a large model."""
+_POLL_S = 0.5
+_SCRATCH = ("export", "checkpoint", "restore")
+
+
+class WeightsNotPublished(RuntimeError):
+    """Version 0 did not appear in time."""
+
+
+class Rank:
+    """One process. `run` returns when the group is told to quit, and raises when it must be restarted."""
+
+    def __init__(self, config: RunConfig, socket: Path, folder: Path) -> None:
+        self._config, self._socket, self._folder = config, socket, folder
+        self._rank = int(os.environ["RANK"])
+        incarnation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self._failure = folder / "failure.txt"
+        failure = self._failure.read_text() if self._failure.exists() else None
+        self._state = TrainerState(incarnation, failure)
+        self._store, self._keys = open_run(config)
+
+    def run(self) -> None:
+        service = self._open_service() if self._rank == 0 else None
+        # Heavy imports come after the socket answers, so that a boot can be watched.
+        self._state.enter("boot: importing torch and DeepSpeed")
+        import torch
+        import torch.distributed as dist
+
+        from roadstead.training import group as groups
+        from roadstead.training.trainer import Trainer
+
+        self._await_weights()
+        self._state.enter("boot: waiting for the other ranks")
+        cuda = self._config.engine.device == "cuda"
+        if cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.use_deterministic_algorithms(True, warn_only=cuda)
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=groups.COLLECTIVE_TIMEOUT)
+        group = groups.RankGroup()
+
+        self._state.enter("boot: downloading weights v=0")
+        model_folder = self._folder / "weights-v0"
+        if self._rank == 0:
+            weights.download(self._store, weights.manifest_of(self._store, self._keys, 0), model_folder)
+        dist.barrier()
+        self._state.enter("boot: building the DeepSpeed engine")
+        trainer = Trainer(self._config, model_folder, group.control)
+        self._restore(trainer)
+        if service is not None:
+            service.ready(
+                group,
+                version=trainer.version,
+                vocabulary=trainer.vocabulary,
+                ranks=dist.get_world_size(),
+                settings=trainer.settings,
+            )
+        log.info("rank %d holds version %d", self._rank, trainer.version)
+
+        def execute(operation: dict[str, Any], batch: Any) -> Any:
+            folder = None if operation["folder"] is None else Path(operation["folder"])
+            if operation["op"] == "save":
+                assert folder is not None
+                return trainer.save(folder)
+            record = BatchCommit.model_validate_json(operation["commit"])
+            # Rank 0 brings the batch that it has proved; every other rank reads and proves it itself.
+            batch = batch or read_batch(self._store, record, trainer.vocabulary)
+            return trainer.train(record.step, batch, folder)
+
+        group.serve(execute)
+        dist.destroy_process_group()
+
+    def fail_stop(self, error: BaseException) -> NoReturn:
+        """Leave the reason for the next incarnation's status and end at once, whatever other threads do."""
+        text = "".join(traceback.format_exception(error))
+        log.error("rank %d ends: %s", self._rank, text)
+        if self._rank == 0:
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            self._failure.write_text(f"{when} {type(error).__name__}: {error}")
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _open_service(self) -> TrainService:
+        self._lock = lock_folder(self._folder)
+        for name in _SCRATCH:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        service = TrainService(self._config, self._store, self._keys, self._folder, self._state, self.fail_stop)
+        serve(self._socket, self._state, service)
+        return service
+
+    def _await_weights(self) -> None:
+        key = self._keys.weights_manifest(0)
+        self._state.enter(f"boot: waiting for weights v=0 ({self._store.url(key)})")
+        deadline = time.monotonic() + _WEIGHTS_WAIT_S
+        while not self._store.exists(key):
+            if time.monotonic() > deadline:
+                raise WeightsNotPublished(
+                    f"{self._store.url(key)}: not there after {_WEIGHTS_WAIT_S:.0f} s; start the run, which uploads "
+                    "the model as version 0"
+                )
+            time.sleep(_POLL_S)
+
+    def _restore(self, trainer: Any) -> None:
+        """Take over the newest complete checkpoint, if any; the service replays from there. Collective."""
+        import torch.distributed as dist
+
+        box: list[Any] = [None]
+        folder = self._folder / "restore"
+        if self._rank == 0:
+            manifest = checkpoints.newest(self._store, self._keys, self._config.training.steps)
+            if manifest is not None:
+                self._state.enter(f"boot: restoring checkpoint v={manifest.version}")
+                checkpoints.download(self._store, manifest, folder)
+                box = [manifest.model_dump_json()]
+        # Over the default group, whose timeout has room for the download.
+        dist.broadcast_object_list(box, src=0, device=trainer.device)
+        if box[0] is None:
+            return
+        manifest = checkpoints.CheckpointManifest.model_validate_json(box[0])
+        trainer.load(folder, manifest)
+        digest = trainer.digest()
+        if digest is not None and digest != manifest.weights_digest:
+            raise RuntimeError(
+                f"checkpoint v={manifest.version} loads as weights {digest}, it was saved as {manifest.weights_digest}"
+            )
+        dist.barrier()
+        if self._rank == 0:
+            shutil.rmtree(folder)
+
+
+def main() -> None:
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m roadstead.training.rank", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("botocore", "boto3", "urllib3", "DeepSpeed"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # DeepSpeed calls collectives under names that torch renames; said at every step, it hides what matters.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    rank = Rank(load(arguments.config), arguments.socket, arguments.folder)
+    try:
+        rank.run()
+    except Exception as error:
+        rank.fail_stop(error)
+
+
+if __name__ == "__main__":
+    main()

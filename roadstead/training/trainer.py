@@ -1,0 +1,236 @@
+"""The trainer of one rank: model, DeepSpeed engine, one optimizer step a batch.
+
+Owns: the engine, the policy version it holds, saving and loading of its state.
+Never touches: the store, the socket, the order of steps (rank 0's service decides).
+Invariant: `version` counts the steps applied or attempted. A step whose gradient is not finite is skipped by
+DeepSpeed as a whole: weights and moments stay, the version moves on, `applied` says so. Everything here is
+collective: all ranks call the same methods in the same order with the same arguments.
+A crash leaves: nothing durable; the state is rebuilt from a checkpoint and the batch log.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+from safetensors import safe_open
+
+from roadstead.config import RunConfig
+from roadstead.storage.checkpoints import CheckpointManifest
+from roadstead.storage.train_rows import TrainMetrics
+from roadstead.training.batch_rows import TrainingBatch
+from roadstead.training.collate import MicroBatch, collate
+from roadstead.training.deepspeed_config import deepspeed_config
+from roadstead.training.export import export
+from roadstead.training.losses import TokenLoss, chosen_logprobs, token_loss
+from roadstead.training.metrics import RowTokens, step_metrics, train_row
+from roadstead.training.microbatches import plan_microbatches
+
+log = logging.getLogger(__name__)
+
+_TAG = "state"
+"""DeepSpeed's tag. Every save gets a fresh folder: reusing a tag can load a silent mix of two steps."""
+
+
+class ModelUnsupported(RuntimeError):
+    """The model can't be exported under the names of its own checkpoint."""
+
+
+class CheckpointUnusable(RuntimeError):
+    """The checkpoint was saved under settings that DeepSpeed can't load into this engine."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step gave, on rank 0."""
+
+    metrics: TrainMetrics
+    digest: str
+    """Weights digest after the step."""
+    rows: list[dict[str, Any]]
+    """Train rows, in the batch's order."""
+
+
+class Trainer:
+    """One rank of the group. `torch.distributed` is set up and the accelerator chosen before it is made."""
+
+    def __init__(self, config: RunConfig, model_folder: Path, control: Any) -> None:
+        """control: a gloo group of all ranks, for Python objects. Raises ModelUnsupported. Collective."""
+        self._config = config
+        self._control = control
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self.version = 0
+        """Policy version held. Ours: DeepSpeed's global_steps is no count of weights that moved either."""
+        torch.manual_seed(config.seed + self._rank)
+        np.random.seed(config.seed + self._rank)
+        random.seed(config.seed + self._rank)
+        model = _load_model(config, model_folder)
+        # deepspeed.initialize builds this op with a compiler (76 s); only inference uses it.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self._engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=deepspeed_config(config)
+        )
+        self._engine.train()
+
+    @property
+    def device(self) -> Any:
+        return self._engine.device
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model has."""
+        return int(self._engine.module.get_input_embeddings().num_embeddings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Whatever changes bits, besides the number of ranks."""
+        return {
+            "zero_stage": self._config.training.zero_stage,
+            "dtype": self._config.model.dtype,
+            "device": self._config.engine.device,
+            "micro_batch_tokens": self._config.training.micro_batch_tokens,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "deepspeed": deepspeed.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    def train(self, step: int, batch: TrainingBatch, folder: Path | None) -> StepOutcome | None:
+        """Train version `step` on its batch; the outcome on rank 0, None elsewhere. Collective.
+
+        folder: where rank 0 exports the new weights; None, in a replay, computes their digest only.
+        """
+        if step != self.version:
+            raise RuntimeError(f"asked to train step {step} while holding version {self.version}")
+        training = self._config.training
+        # A batch whose rewards all failed has no loss tokens; it makes a step of zero gradient, not a division by 0.
+        divisor = max(1, batch.loss_tokens)
+        plan = plan_microbatches(batch.lengths, self._ranks, training.micro_batch_tokens)[self._rank]
+        mine: dict[int, RowTokens] = {}
+        for indices in plan:
+            rows = [batch.rows[i] for i in indices] or [min(batch.rows, key=lambda row: len(row.tokens))]
+            micro = collate(rows, self.device)
+            logprobs, loss = self._forward(micro if indices else micro._replace(mask=torch.zeros_like(micro.mask)))
+            # The engine averages gradients over ranks; the loss is a sum over all of them.
+            self._engine.backward(loss.total * (self._ranks / divisor), scale_wrt_gas=False)
+            counts = [len(row.mask) for row in rows]
+            columns = [t.detach().cpu().split(counts) for t in (logprobs, loss.importance, loss.per_token)]
+            mine |= {index: RowTokens(*(column[k].numpy() for column in columns)) for k, index in enumerate(indices)}
+        self._engine.step()
+        self.version += 1
+        applied = bool(self._engine.was_step_applied())
+        norm = self._engine.get_global_grad_norm()
+        parts: list[Any] = [None] * self._ranks
+        # Before the export: the control group's short timeout has no room for the files of a large model.
+        dist.gather_object(mine, parts if self._rank == 0 else None, dst=0, group=self._control)
+        digest = export(self._engine.module, self._rank, folder)
+        if self._rank != 0:
+            return None
+        assert digest is not None
+        done = {index: tokens for part in parts for index, tokens in part.items()}
+        tokens = [done[i] for i in range(len(batch.rows))]
+        cap = training.importance_cap
+        return StepOutcome(
+            metrics=step_metrics(
+                batch.rows,
+                tokens,
+                cap=cap,
+                loss_tokens=divisor,
+                grad_norm=None if norm is None else float(norm),
+                max_grad_norm=training.max_grad_norm,
+                applied=applied,
+                learning_rate=float(self._engine.get_lr()[0]),
+            ),
+            digest=digest,
+            rows=[train_row(row, t, cap, divisor) for row, t in zip(batch.rows, tokens, strict=True)],
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write DeepSpeed's files and each rank's RNG state into `folder`, which is empty. Collective."""
+        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        # DeepSpeed keeps rank 0's client state only, and no RNG at all.
+        torch.save(_rng_state(), folder / _TAG / f"rng_rank{self._rank}.pt")
+        dist.barrier()
+
+    def load(self, folder: Path, manifest: CheckpointManifest) -> None:
+        """Take over a verified checkpoint. Only into a fresh engine. Raises CheckpointUnusable. Collective."""
+        mine = {**self.settings, "ranks": self._ranks}
+        theirs = {**manifest.settings, "ranks": manifest.world_size}
+        for setting in ("ranks", "zero_stage", "dtype"):
+            if theirs.get(setting) != mine[setting]:
+                raise CheckpointUnusable(
+                    f"checkpoint v={manifest.version} was saved with {setting} {theirs.get(setting)}, this run has "
+                    f"{mine[setting]}; set it back"
+                )
+        changed = {name: (theirs.get(name), mine[name]) for name in mine if theirs.get(name) != mine[name]}
+        if changed:
+            log.warning("checkpoint v=%d was saved under other settings (then, now): %s", manifest.version, changed)
+        path, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        if path is None:  # DeepSpeed warns and would train from scratch
+            raise CheckpointUnusable(f"DeepSpeed found nothing to load in checkpoint v={manifest.version}")
+        _set_rng_state(torch.load(folder / _TAG / f"rng_rank{self._rank}.pt", weights_only=False))
+        self.version = manifest.version
+
+    def digest(self) -> str | None:
+        """Digest of the weights held, on rank 0. Collective."""
+        return export(self._engine.module, self._rank, None)
+
+    def _forward(self, micro: MicroBatch) -> tuple[Any, TokenLoss]:
+        """Log-probabilities [T] and loss of a micro-batch, with gradient."""
+        out = self._engine(input_ids=micro.input_ids, attention_mask=micro.attention_mask, use_cache=False)
+        logprobs = chosen_logprobs(out.logits, micro.rows, micro.positions, micro.targets, micro.temperatures)
+        cap = self._config.training.importance_cap
+        return logprobs, token_loss(logprobs, micro.behavior, micro.advantages, micro.mask, cap)
+
+
+def _load_model(config: RunConfig, folder: Path) -> Any:
+    transformers.utils.logging.disable_progress_bar()
+    settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    for name, value in settings.to_dict().items():
+        # The policy that is trained must be the policy that was sampled, and a replay must repeat it.
+        if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(settings, name, 0.0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=settings, dtype=getattr(torch, config.model.dtype), local_files_only=True
+    )
+    unknown = {name for name, _ in model.named_parameters()} - _tensor_names(folder)
+    if unknown:
+        raise ModelUnsupported(
+            f"model.path: {type(model).__name__} holds {len(unknown)} parameter(s) under names that its own "
+            f"checkpoint does not have, for example {min(unknown)!r}; the engine could not load the exported weights. "
+            "Use a model whose parameters transformers does not rename or fuse"
+        )
+    return model
+
+
+def _tensor_names(folder: Path) -> set[str]:
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names.update(file.keys())
+    return names
+
+
+def _rng_state() -> dict[str, Any]:
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
