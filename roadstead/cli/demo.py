@@ -6,10 +6,10 @@ Never touches: how a run works; the demo is an ordinary run.
 
 from __future__ import annotations
 
-import json
 import time
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -18,7 +18,7 @@ from rich.console import Console
 from roadstead.cli.run import execute
 from roadstead.cli.stack import DataOption
 from roadstead.cli.summary import WINDOW, Summary, summary_table
-from roadstead.config import parse
+from roadstead.config import RunConfig, parse
 from roadstead.infra.stack import data_directory
 
 _STEPS = 40
@@ -63,29 +63,28 @@ def demo(
     )
 
 
-def _configuration(where: Path, steps: int, max_staleness: int, seed: int, console: Console) -> Any:
+def _configuration(where: Path, steps: int, max_staleness: int, seed: int, console: Console) -> RunConfig:
+    """The example's own YAML, with the paths, the seed and the three options filled in."""
     from examples.arithmetic.model import build_model
+    from examples.arithmetic.prompts import write_prompts
 
-    from roadstead.environments.arithmetic import make_prompts
-
-    model = where / "models" / f"arithmetic-{seed}"
-    console.print(f"building the demo's model in {model} (reused when it is there)", style="dim", highlight=False)
-    build_model(model, seed)
-    prompts = where / "models" / f"arithmetic-{seed}.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in make_prompts(_PROMPTS, seed)))
-    recipe = Path(__file__).parents[2] / "examples" / "arithmetic" / "run.yaml"
+    folder = where / "demo" / f"seed-{seed}"
+    with console.status("building the demo's model") as status:
+        manifest = build_model(
+            folder / "model", seed, lambda done, what: status.update(f"building the demo's model: {done:.0%} {what}")
+        )
+    how = "found" if manifest["reused"] else f"built in {manifest['build_seconds']} s"
+    console.print(f"model    {manifest['parameters']} parameters, {how}: {folder / 'model'}", highlight=False)
+    write_prompts(folder / "prompts.jsonl", seed)
+    recipe = files("examples.arithmetic") / "run.yaml"
     values = yaml.safe_load(recipe.read_text())
     values["name"] = f"demo-{seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     values["seed"] = seed
-    values["model"]["path"] = str(model)
-    values["data"]["prompts"] = str(prompts)
+    values["model"]["path"] = str(folder / "model")
+    values["data"]["prompts"] = str(folder / "prompts.jsonl")
     values["staleness"]["max_staleness"] = max_staleness
     values["training"]["steps"] = steps
     return parse(values, str(recipe))
-
-
-_PROMPTS = 1024
-"""More than 40 steps of 8 prompts draw: nothing repeats within the demo."""
 
 
 def _check(summary: Summary, steps: int) -> None:

@@ -21,11 +21,12 @@ _STYLE = {"O": "green", "R": "yellow", ".": "dim"}
 
 
 def step_line(step: StepSummary) -> str:
-    reward = "-" if step.mean_reward is None else f"{step.mean_reward:.3f}"
-    norm = "not finite, skipped" if step.grad_norm is None or not step.applied else f"{step.grad_norm:.3f}"
+    """One step in under 80 columns."""
+    reward = "    -" if step.mean_reward is None else f"{step.mean_reward:.3f}"
+    norm = "skipped: not finite" if step.grad_norm is None or not step.applied else f"{step.grad_norm:.3f}"
     return (
-        f"step {step.step:>4}  reward {reward}  staleness <= {step.max_staleness}  "
-        f"{step.rows} rows  {step.response_tokens} tokens  loss {step.loss:+.4f}  grad norm {norm}"
+        f"step {step.step:>4}  reward {reward}  staleness {step.max_staleness}  "
+        f"{step.rows} rows {step.response_tokens:>6} tokens  loss {step.loss:+.3f}  grad {norm}"
     )
 
 

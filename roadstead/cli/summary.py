@@ -79,11 +79,13 @@ def summarize(store: ObjectStore, keys: RunKeys) -> Summary:
 
 def summary_table(summary: Summary) -> Table:
     table = Table(title=f"run {summary.run_id}", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(overflow="fold")
     others = ", ".join(f"{count} {state}" for state, count in sorted(summary.other_terminal.items()))
     table.add_row("steps", f"{summary.steps} of {summary.target_steps}")
     table.add_row("trained trajectories", f"{summary.trained_trajectories} ({summary.response_tokens} tokens)")
     table.add_row(
-        f"mean reward, first {WINDOW} -> last {WINDOW} steps",
+        f"reward, first {WINDOW} -> last {WINDOW} steps",
         f"{_number(summary.reward_first)} -> {_number(summary.reward_last)}",
     )
     table.add_row("staleness", f"max {summary.max_staleness}, bound {summary.staleness_bound}")

@@ -5,8 +5,6 @@ Owns: their command lines, environments, log files and readiness. Never touches:
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +19,8 @@ from temporalio.service import RPCError
 from roadstead.config import RunConfig
 from roadstead.infra.ports import LOOPBACK
 from roadstead.infra.processes import ProcessSpec
+from roadstead.training.client import TrainerClient
+from roadstead.training.protocol import TrainerUnavailable
 from roadstead.workers import local
 from roadstead.workflows.options import queue
 
@@ -41,17 +41,11 @@ def engine_and_trainer(config: RunConfig, config_file: Path, folder: Path, logs:
             return False
 
     async def trainer_ready() -> bool:
+        # It answers while it boots; it is ready once it has a version.
         try:
-            reader, writer = await asyncio.open_unix_connection(str(socket))
-        except OSError:
+            return (await TrainerClient(socket, hang_s=5).status())["version"] is not None
+        except TrainerUnavailable:
             return False
-        try:
-            writer.write(json.dumps({"op": "status"}).encode() + b"\n")
-            return bool(await asyncio.wait_for(reader.readline(), 5))
-        except (OSError, TimeoutError):
-            return False
-        finally:
-            writer.close()
 
     return [
         _spec(

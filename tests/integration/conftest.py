@@ -30,9 +30,7 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
     ports = remembered_ports(data / "ports.json", ["temporal", "temporal-ui", *s3_server.PORTS])
     supervisor = Supervisor(print)
     try:
-        await supervisor.start(
-            temporal_server.temporal_spec(data, ports), s3_server.s3_spec(data, ports, "roadstead")
-        )
+        await supervisor.start(temporal_server.temporal_spec(data, ports), s3_server.s3_spec(data, ports, "roadstead"))
         keys = s3_server.credentials(data)
         os.environ.update(keys.environment)
         yield Servers(

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "workers": {
         *("workflows", "activities", "inference", "training", "environments", "storage", "config"),
     },
-    "infra": {"workers", "workflows", "storage", "config"},
+    "infra": {"workers", "workflows", "training", "storage", "config"},
     "benchmarks": {"staleness", "storage"},
     "cli": {
         *("infra", "workers", "workflows", "environments", "storage", "config"),
