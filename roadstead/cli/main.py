@@ -51,12 +51,12 @@ def main() -> None:
             cause = cause.__cause__
         _say(f"the run failed: {cause}")
         sys.exit(1)
-    except _FAILED as error:
-        _say(str(error))
-        sys.exit(1)
     except _BAD_INPUT as error:
         _say(str(error))
         sys.exit(2)
+    except _FAILED as error:
+        _say(str(error))
+        sys.exit(1)
 
 
 def _say(message: str) -> None:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from roadstead.cli.session import Interrupted, run_interruptible
-from roadstead.infra.stack import Endpoints, StackError, data_directory, endpoints, stack
+from roadstead.infra.stack import Endpoints, StackError, data_directory, endpoints, is_owned, stack
 
 DataOption = Annotated[
     Path | None,
@@ -69,11 +69,19 @@ def down(data: DataOption = None) -> None:
         return
     os.kill(found.owner_pid, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_S
-    while endpoints(where) is not None:
+    while is_owned(where) or _is_alive(found.owner_pid):
         if time.monotonic() > deadline:
             raise StackError(f"process {found.owner_pid} did not stop the stack within {_DOWN_S:.0f} s; kill it")
         time.sleep(0.1)
     Console().print(f"stopped the stack in {where}")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _start_detached(where: Path) -> Endpoints:

@@ -60,7 +60,7 @@ def data_directory(given: Path | None = None) -> Path:
 def endpoints(data: Path) -> Endpoints | None:
     """Of a stack that is up now, or None."""
     file = data / "stack.json"
-    if not _is_locked(data) or not file.exists():
+    if not is_owned(data) or not file.exists():
         return None
     return Endpoints(**json.loads(file.read_text()))
 
@@ -117,7 +117,8 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _is_locked(data: Path) -> bool:
+def is_owned(data: Path) -> bool:
+    """Whether a process holds the servers of `data`, up or on their way up or down."""
     file = data / "stack.lock"
     if not file.exists():
         return False
