@@ -20,9 +20,6 @@ from roadstead.environments.rewards import Reward
 FIRST_OPERANDS = range(10, 85)
 SECOND_OPERANDS = range(1, 16)
 
-WELL_FORMED_REWARD = 0.1
-"""Total of a finished, well-formed, wrong answer: enough to keep the form, far too little to live on."""
-
 _RESPONSE = re.compile(r"(?:[0-9]+\+[0-9]+=[0-9]+;)?([0-9]+)")
 
 
@@ -32,7 +29,9 @@ class ArithmeticEnvironment:
     name = "arithmetic"
 
     def reward(self, row: Mapping[str, Any], response: str, finish_reason: str) -> Reward:
-        """Total: 1.0 the right answer, 0.1 well formed but wrong, 0.0 anything else or cut off.
+        """Total: 1.0 if a well-formed response ends in the right answer, 0.0 for anything else.
+
+        Form alone earns nothing: in a group without a right answer, it would be all there is to learn from.
 
         response: text without special tokens; white space around it is ignored, inside it is not.
         finish_reason: "stop" if the model ended by itself. Anything else, such as "length", is worth 0: a
@@ -43,8 +42,7 @@ class ArithmeticEnvironment:
         match = _RESPONSE.fullmatch(response.strip()) if finish_reason == "stop" else None
         well_formed = match is not None
         correct = match is not None and match.group(1) == answer
-        total = 1.0 if correct else WELL_FORMED_REWARD if well_formed else 0.0
-        return Reward(total, {"correct": float(correct), "format": float(well_formed)})
+        return Reward(float(correct), {"correct": float(correct), "format": float(well_formed)})
 
 
 def worked_response(first: int, second: int, answer: int) -> str:

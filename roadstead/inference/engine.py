@@ -34,8 +34,7 @@ class EngineStalled(EngineError):
 
     def __init__(self, engine_id: str, stage: str, since: datetime, waiting_for: str) -> None:
         super().__init__(
-            f"{engine_id}: stalled in {stage!r} since {since.isoformat(timespec='seconds')}, "
-            f"waiting for {waiting_for}"
+            f"{engine_id}: stalled in {stage!r} since {since.isoformat(timespec='seconds')}, waiting for {waiting_for}"
         )
         self.stage = stage
         self.since = since

@@ -22,7 +22,7 @@ import structlog
 
 from roadstead.config import RunConfig, load
 from roadstead.inference.folders import version_folder
-from roadstead.inference.process import die_with_parent
+from roadstead.process import die_with_parent
 from roadstead.storage import weights
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore, StoreError
@@ -134,12 +134,8 @@ def first_weights(store: ObjectStore, keys: RunKeys, folder: Path, timeout_s: fl
                 f"({reason}); start the run, or look at why it published none"
             )
         time.sleep(_FIRST_WEIGHTS_POLL_S)
-    target = weights.download(
-        store, weights.manifest_of(store, keys, version), version_folder(folder, version)
-    )
-    log.info(
-        "engine.weights_downloaded", version=version, folder=str(target), seconds=time.monotonic() - started
-    )
+    target = weights.download(store, weights.manifest_of(store, keys, version), version_folder(folder, version))
+    log.info("engine.weights_downloaded", version=version, folder=str(target), seconds=time.monotonic() - started)
     return target
 
 

@@ -107,9 +107,7 @@ class VllmEngine:
 
     async def abort(self, request_id: str) -> None:
         async with self._deadline("abort", self._stage_timeout_s, f"request {request_id}"):
-            response = await self._repeat(
-                "POST", "/abort_requests", {"request_ids": [_ENGINE_ID_PREFIX + request_id]}
-            )
+            response = await self._repeat("POST", "/abort_requests", {"request_ids": [_ENGINE_ID_PREFIX + request_id]})
         self._require_success(response, f"abort of {request_id}")
 
     # -- what it is ---------------------------------------------------------------------------------------
@@ -122,9 +120,7 @@ class VllmEngine:
     async def version(self) -> int:
         label = await self._label()
         if not label.isdecimal():
-            raise NotAttached(
-                f"{self.engine_id}: its weights are labelled {label!r}, not a policy version; attach it"
-            )
+            raise NotAttached(f"{self.engine_id}: its weights are labelled {label!r}, not a policy version; attach it")
         return int(label)
 
     async def attach(self) -> int | None:
@@ -135,9 +131,7 @@ class VllmEngine:
         if label == _FRESH_LABEL:
             folder = Path((await self._read("/v1/models"))["data"][0]["root"])
             version = _manifest(folder)["version"]
-            await self._stage(
-                "attach", "/init_weight_transfer_engine", {"init_info": {"root": str(folder.parent)}}
-            )
+            await self._stage("attach", "/init_weight_transfer_engine", {"init_info": {"root": str(folder.parent)}})
             await self._stage("attach", "/update_weight_version", {"new_version": str(version)})
         elif (await self._read("/is_paused"))["is_paused"]:
             # The label is a number, so whoever paused it died before the weights were touched or after they
@@ -151,9 +145,7 @@ class VllmEngine:
         """See `Engine.load_weights`. pause, start, update, finish, resume; each with its own deadline."""
         manifest = _manifest(folder)
         if manifest["version"] != version:
-            raise UpdateFailed(
-                f"{folder}: its manifest says version {manifest['version']}, expected {version}"
-            )
+            raise UpdateFailed(f"{folder}: its manifest says version {manifest['version']}, expected {version}")
         digests = {f["name"]: f["sha256"] for f in manifest["files"] if f["name"].endswith(".safetensors")}
         before = await self._label()
         try:
@@ -227,9 +219,7 @@ class VllmEngine:
         try:
             return await self._http.request(method, path, json=body)
         except httpx.TransportError as error:
-            raise EngineDown(
-                f"{self.engine_id} at {self._http.base_url}: {method} {path}: {error!r}"
-            ) from error
+            raise EngineDown(f"{self.engine_id} at {self._http.base_url}: {method} {path}: {error!r}") from error
 
     def _require_success(self, response: httpx.Response, what: str) -> None:
         if not response.is_success:
@@ -242,9 +232,7 @@ class VllmEngine:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError as error:
-            raise EngineStalled(
-                self.engine_id, stage, since, f"{waiting_for} ({seconds:g} s allowed)"
-            ) from error
+            raise EngineStalled(self.engine_id, stage, since, f"{waiting_for} ({seconds:g} s allowed)") from error
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

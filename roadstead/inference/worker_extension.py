@@ -32,7 +32,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from roadstead.inference.process import die_with_parent
+from roadstead.process import die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,7 @@ class DiskWeights(WeightTransferEngine[DiskInitInfo, DiskUpdateInfo]):  # type: 
         try:
             self._load(files)
         except BaseException:
-            log.critical(
-                "weights in %s broke off half-way; ending the engine", update_info.path, exc_info=True
-            )
+            log.critical("weights in %s broke off half-way; ending the engine", update_info.path, exc_info=True)
             logging.shutdown()
             os.kill(os.getpid(), signal.SIGKILL)
             raise

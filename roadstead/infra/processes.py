@@ -9,7 +9,6 @@ A crash leaves: log files.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -19,8 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
+from roadstead.process import die_with_parent
 
 # A child that dies more often than this within the window is broken, not unlucky: say so instead of spinning.
 _RESTARTS, _WINDOW_S = 5, 120.0
@@ -29,11 +27,6 @@ _POLL_S = 0.1
 
 class ProcessFailed(RuntimeError):
     """A child could not be started or kept alive; the text ends with the last lines of its log."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that spawned it ends. For use between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

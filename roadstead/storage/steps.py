@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from roadstead.staleness import TerminalState
 from roadstead.storage.batches import Frozen
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectConflict, ObjectCorrupt, ObjectStore, canonical_json
 from roadstead.storage.train_rows import TrainMetrics
-
-TerminalState = Literal["trained", "filtered", "discarded", "expired", "dead-lettered"]
 
 
 class StepRecord(Frozen):

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from roadstead.config import RunConfig, load
-from roadstead.training.process import die_with_parent
+from roadstead.process import die_with_parent
 
 _MAX_RESTARTS = 100
 """A run lasts weeks on machines that fail; a group that can't boot is bounded by its commander's deadline."""

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from roadstead.config import RunConfig, load
+from roadstead.process import die_with_parent
 from roadstead.storage import checkpoints, weights
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.open import open_run
-from roadstead.training.process import die_with_parent, lock_folder
+from roadstead.training.folder_lock import lock_folder
 from roadstead.training.server import serve
 from roadstead.training.service import TrainerState, TrainService, read_batch
 

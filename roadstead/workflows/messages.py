@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from roadstead.storage.steps import TerminalState
+from roadstead.staleness import TerminalState
 
 RUN_WORKFLOW = "TrainingRun"
 STEP_WORKFLOW = "TrainingStep"

@@ -20,8 +20,7 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, UnknownGroup
-    from roadstead.storage.steps import TerminalState
+    from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, TerminalState, UnknownGroup
     from roadstead.workflows import options, search
     from roadstead.workflows.messages import (
         RUN_WORKFLOW,

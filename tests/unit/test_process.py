@@ -1,31 +1,17 @@
-"""The folder's lock and the death signal."""
+"""The death signal."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from roadstead.training import process
-
-
-def test_a_folder_has_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_LOCK_WAIT_S", 0.2)
-    held = process.lock_folder(tmp_path / "scratch")
-    with pytest.raises(process.FolderTaken, match=f"locked by process {os.getpid()}"):
-        process.lock_folder(tmp_path / "scratch")
-    held.close()
-    process.lock_folder(tmp_path / "scratch").close()
-
 
 def test_dies_with_its_parent() -> None:
     child = (
         "import time\n"
-        "from roadstead.training.process import die_with_parent\n"
+        "from roadstead.process import die_with_parent\n"
         "die_with_parent(); print('up', flush=True); time.sleep(60)\n"
     )
     parent = (

@@ -1,36 +1,24 @@
-"""What a trainer process asks of Linux.
+"""One trainer a folder.
 
-Owns: the death signal, the folder's lock. Never touches: torch, the store.
-Invariant: no rank outlives its launcher, no launcher its parent, and one group at a time works in a folder.
+Owns: the folder's lock. Never touches: torch, the store.
+Invariant: one group at a time works in a folder.
 A crash leaves: the lock file, without the lock.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
-import signal
 import time
 from pathlib import Path
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
 _LOCK_WAIT_S = 30.0
 """The previous incarnation's rank 0 may need a moment to die."""
 
 
 class FolderTaken(RuntimeError):
     """Another trainer works in the folder."""
-
-
-def die_with_parent() -> None:
-    """SIGKILL for this process when its parent dies. Linux ties it to the parent's THREAD that started it."""
-    parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died just before
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def lock_folder(folder: Path) -> IO[str]:

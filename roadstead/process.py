@@ -13,6 +13,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded once: also called between fork and exec
 
 
 def die_with_parent() -> None:
@@ -22,7 +23,7 @@ def die_with_parent() -> None:
     parent does. Raises OSError when the kernel refuses; exits when the parent is gone already.
     """
     parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
     if os.getppid() != parent:
         raise SystemExit("the parent process ended while this one was starting")
