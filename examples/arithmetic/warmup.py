@@ -6,8 +6,8 @@ A crash leaves: a half-trained model in memory, nothing else.
 
 Two phases. First every demonstration is right, until the model has mostly learned to add. Then, briefly, most
 are wrong by a little, and more of the short ones than of the worked ones. What comes out still ranks the
-right answer first, but samples it only now and then: a policy with something to learn from its own samples, and
-with a reason to prefer working over guessing. Right answers alone would leave nothing for RL to show.
+right answer first, but samples it only now and then: a policy with something to learn from its own samples,
+and with a reason to prefer working over guessing. Right answers alone would leave nothing for RL to show.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from examples.arithmetic.tokenizer import EOS, PAD, encode
 from roadstead.environments.arithmetic import FIRST_OPERANDS, SECOND_OPERANDS, worked_response
 
-CAREFUL_STEPS = 280
-CARELESS_STEPS = 60
+CAREFUL_STEPS = 400
+CARELESS_STEPS = 50
 BATCH = 32
 CAREFUL_LEARNING_RATE = 4e-3
-CARELESS_LEARNING_RATE = 6e-4
+CARELESS_LEARNING_RATE = 8e-4
 
 _IGNORE = -100  # cross_entropy's own mark for "no target"
 _SLIPS = (-10, -2, -1, 1, 2, 10)
@@ -47,7 +47,7 @@ def warm_up(model: Any, seed: int, progress: Callable[[float, str], None]) -> No
     import torch
 
     rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     model.train()
     total = CAREFUL_STEPS + CARELESS_STEPS
     for step in range(total):

@@ -29,7 +29,10 @@ def with_run(name: str, data: Path | None, read: Callable[[ObjectStore, RunKeys]
     file = given_config(where, name)
     storage = load(file).storage if file.exists() else StorageSection()
     # Progress goes to stderr: stdout may be somebody's JSON.
-    report = Console(stderr=True, style="dim", highlight=False).print
+    console = Console(stderr=True, style="dim", highlight=False)
+
+    def report(line: str) -> None:
+        console.print(line, soft_wrap=True)
 
     async def main() -> T:
         async with contextlib.AsyncExitStack() as cleanup:

@@ -74,7 +74,9 @@ def _configuration(where: Path, steps: int, max_staleness: int, seed: int, conso
             folder / "model", seed, lambda done, what: status.update(f"building the demo's model: {done:.0%} {what}")
         )
     how = "found" if manifest["reused"] else f"built in {manifest['build_seconds']} s"
-    console.print(f"model    {manifest['parameters']} parameters, {how}: {folder / 'model'}", highlight=False)
+    console.print(
+        f"model    {manifest['parameters']} parameters, {how}: {folder / 'model'}", highlight=False, soft_wrap=True
+    )
     write_prompts(folder / "prompts.jsonl", seed)
     recipe = files("examples.arithmetic") / "run.yaml"
     values = yaml.safe_load(recipe.read_text())

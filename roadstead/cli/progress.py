@@ -26,7 +26,7 @@ def step_line(step: StepSummary) -> str:
     norm = "skipped: not finite" if step.grad_norm is None or not step.applied else f"{step.grad_norm:.3f}"
     return (
         f"step {step.step:>4}  reward {reward}  staleness {step.max_staleness}  "
-        f"{step.rows} rows {step.response_tokens:>6} tokens  loss {step.loss:+.3f}  grad {norm}"
+        f"{step.response_tokens:>6} tokens  loss {step.loss:+.3f}  grad norm {norm}"
     )
 
 
@@ -65,7 +65,7 @@ async def follow(workflow: RunWorkflow, console: Console, steps: int) -> RunStat
                 silent_since = None
                 for step in status.recent:
                     if step.step > shown:
-                        console.print(step_line(step), highlight=False)
+                        console.print(step_line(step), highlight=False, soft_wrap=True)
                         shown = step.step
                 progress.update(task, completed=status.version)
                 live.update(_view(progress, status) if console.is_terminal else Text(""))
@@ -78,7 +78,7 @@ async def follow(workflow: RunWorkflow, console: Console, steps: int) -> RunStat
                 final = await workflow.result()
                 for step in final.recent:
                     if step.step > shown:
-                        console.print(step_line(step), highlight=False)
+                        console.print(step_line(step), highlight=False, soft_wrap=True)
                 return final
             await asyncio.sleep(_POLL_S)
 

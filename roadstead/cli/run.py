@@ -64,8 +64,13 @@ def execute(config: RunConfig, data: Path, console: Console) -> Summary:
     """Run `config` to its end. Raises WorkflowFailureError, ProcessFailed, Interrupted, ..."""
 
     async def main() -> Summary:
-        async with session(config, data, lambda line: console.print(line, highlight=False, style="dim")) as up:
-            console.print(f"logs {up.logs}" + (f"   Temporal UI {up.temporal_ui}" if up.temporal_ui else ""))
+        def report(line: str) -> None:
+            console.print(line, highlight=False, soft_wrap=True, style="dim")
+
+        async with session(config, data, report) as up:
+            report(f"logs     {up.logs}")
+            if up.temporal_ui:
+                report(f"Temporal {up.temporal_ui}/namespaces/default/workflows/{config.name}")
             await up.while_up(follow(up.workflow, console, config.training.steps))
             return summarize(up.store, up.keys)
 

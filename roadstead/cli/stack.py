@@ -107,7 +107,7 @@ def _start_detached(where: Path) -> Endpoints:
 
 
 async def _serve(where: Path, console: Console) -> None:
-    async with stack(where, lambda line: console.print(line, highlight=False)) as (found, servers):
+    async with stack(where, lambda line: console.print(line, highlight=False, soft_wrap=True)) as (found, servers):
         if servers is None:
             raise StackError(f"{where}: the stack is up already (process {found.owner_pid})")
         _show(found, console)
@@ -115,5 +115,5 @@ async def _serve(where: Path, console: Console) -> None:
 
 
 def _show(found: Endpoints, console: Console) -> None:
-    console.print(f"Temporal  {found.temporal}   UI {found.temporal_ui}", highlight=False)
+    console.print(f"Temporal  {found.temporal}   UI {found.temporal_ui}", highlight=False, soft_wrap=True)
     console.print(f"S3        {found.s3}", highlight=False)

@@ -148,9 +148,7 @@ async def engine(server: Server) -> AsyncIterator[VllmEngine]:
     await engine.aclose()
 
 
-def request(
-    name: str, prompt: list[int], tokens: int, temperature: float = 1.0, seed: int = 0
-) -> GenerateRequest:
+def request(name: str, prompt: list[int], tokens: int, temperature: float = 1.0, seed: int = 0) -> GenerateRequest:
     return GenerateRequest(name, tuple(prompt), tokens, temperature, seed, ignore_eos=True)
 
 
@@ -166,9 +164,7 @@ class Reference:
         self._models: dict[int, Any] = {}
 
     @torch.no_grad()
-    def logprobs(
-        self, version: int, prompt: list[int], response: tuple[int, ...], temperature: float
-    ) -> list[float]:
+    def logprobs(self, version: int, prompt: list[int], response: tuple[int, ...], temperature: float) -> list[float]:
         if version not in self._models:
             self._models[version] = AutoModelForCausalLM.from_pretrained(
                 version_folder(self._root, version), dtype=torch.float32, attn_implementation="eager"
@@ -182,9 +178,7 @@ class Reference:
         worst = 0.0
         for span in generation.version_spans:
             wanted = self.logprobs(span.version, prompt, generation.token_ids, temperature)
-            pairs = zip(
-                wanted[span.start : span.end], generation.logprobs[span.start : span.end], strict=True
-            )
+            pairs = zip(wanted[span.start : span.end], generation.logprobs[span.start : span.end], strict=True)
             worst = max(worst, *(abs(a - b) for a, b in pairs))
         return worst
 
@@ -195,9 +189,7 @@ def reference(server: Server) -> Reference:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_are_the_behaviour_policys(
-    engine: VllmEngine, reference: Reference, temperature: float
-) -> None:
+async def test_logprobs_are_the_behaviour_policys(engine: VllmEngine, reference: Reference, temperature: float) -> None:
     given = prompts(4)
     answers = await asyncio.gather(
         *(engine.generate(request(f"t{i}", p, 60, temperature, seed=i)) for i, p in enumerate(given))
@@ -226,17 +218,11 @@ async def test_an_aborted_request_ends(engine: VllmEngine) -> None:
         await waiting
 
 
-async def test_requests_in_flight_survive_an_update(
-    server: Server, engine: VllmEngine, reference: Reference
-) -> None:
+async def test_requests_in_flight_survive_an_update(server: Server, engine: VllmEngine, reference: Reference) -> None:
     given = prompts(12)
     before = await generated_tokens(server.url)
-    waiting = [
-        asyncio.ensure_future(engine.generate(request(f"u{i}", p, 400, seed=i))) for i, p in enumerate(given)
-    ]
-    await until(
-        lambda: generated_tokens(server.url), lambda tokens: tokens > before + 20 * len(given), "tokens"
-    )
+    waiting = [asyncio.ensure_future(engine.generate(request(f"u{i}", p, 400, seed=i))) for i, p in enumerate(given)]
+    await until(lambda: generated_tokens(server.url), lambda tokens: tokens > before + 20 * len(given), "tokens")
     started = time.monotonic()
     await engine.load_weights(version_folder(server.root, 1), 1)
     print(f"update with {len(given)} requests in flight: {time.monotonic() - started:.3f} s")
@@ -245,9 +231,7 @@ async def test_requests_in_flight_survive_an_update(
         assert reference.error(prompt, answer, 1.0) < TOLERANCE
         old = reference.logprobs(0, prompt, answer.token_ids, 1.0)
         after = range(answer.version_spans[1].start, len(old))
-        assert max(abs(old[i] - answer.logprobs[i]) for i in after) > 0.5, (
-            "the versions must be tellable apart"
-        )
+        assert max(abs(old[i] - answer.logprobs[i]) for i in after) > 0.5, "the versions must be tellable apart"
     assert await engine.version() == 1
 
 
@@ -308,14 +292,10 @@ async def test_a_killed_server_leaves_no_process(server: Server, engine: VllmEng
 async def generated_tokens(url: str) -> float:
     async with httpx.AsyncClient() as client:
         text = (await client.get(f"{url}/metrics")).text
-    return sum(
-        float(n) for n in re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
-    )
+    return sum(float(n) for n in re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE))
 
 
-async def until(
-    look: Callable[[], Any], enough: Callable[[Any], bool], what: str, timeout_s: float = 30.0
-) -> None:
+async def until(look: Callable[[], Any], enough: Callable[[Any], bool], what: str, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not enough(seen := await look()):
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}, last saw {seen}"

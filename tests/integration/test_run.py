@@ -233,17 +233,6 @@ def test_bad_input_is_named_and_nothing_is_left_running(workplace: Workplace, fi
     assert bad.returncode == 2 and "model.path" in bad.stderr and "/nowhere" in bad.stderr
 
 
-def test_synchronous_run_trains_on_nothing_stale(workplace: Workplace) -> None:
-    workplace.run("synchronous", staleness={"max_staleness": 0, "groups_per_batch": 4}, training__steps=4)
-    check_run(workplace, "synchronous", steps_=4, bound=0)
-    store, keys = workplace.store("synchronous")
-    for record in steps.all_of(store, keys):
-        commit = batches.find(store, keys, record.step)
-        assert commit is not None
-        spans = batches.read(store, commit)["version_spans"].to_pylist()
-        assert {span["version"] for row in spans for span in row} == {record.step}, "every single token"
-
-
 def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplace: Workplace) -> None:
     """SIGKILL to the orchestrator worker, then the others, one after another while the run goes on."""
     process = workplace.start("killed", training__steps=12)
@@ -261,19 +250,23 @@ def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplac
     assert "48 admitted = 48 trained" in output, output
 
 
-def test_interrupting_a_run_leaves_no_process_and_resume_goes_on(workplace: Workplace) -> None:
-    process = workplace.start("interrupted", training__steps=8)
-    store, keys = workplace.store("interrupted")
+def test_a_synchronous_run_is_interrupted_resumed_and_trains_on_nothing_stale(workplace: Workplace) -> None:
+    process = workplace.start("synchronous", staleness={"max_staleness": 0, "groups_per_batch": 4}, training__steps=6)
+    store, keys = workplace.store("synchronous")
     wait_for_step(store, keys, 2, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert not [line for line in workplace.processes() if "interrupted" in line]
-    done = len(steps.all_of(store, keys))
-    assert done < 8
-    resumed = workplace.roadstead("resume", "interrupted")
-    assert "goes on" in resumed.stdout
-    check_run(workplace, "interrupted", steps_=8, bound=2)
+    assert not [line for line in workplace.processes() if "runs/synchronous" in line], "Ctrl-C leaves no process"
+    assert len(steps.all_of(store, keys)) < 6
+    resumed = workplace.roadstead("resume", "synchronous")
+    assert "run synchronous goes on" in resumed.stdout
+    check_run(workplace, "synchronous", steps_=6, bound=0)
+    for record in steps.all_of(store, keys):
+        commit = batches.find(store, keys, record.step)
+        assert commit is not None
+        spans = batches.read(store, commit)["version_spans"].to_pylist()
+        assert {span["version"] for row in spans for span in row} == {record.step}, "every single token"
 
 
 def wait_for_step(store: ObjectStore, keys: RunKeys, step: int, process: subprocess.Popen[str]) -> None:

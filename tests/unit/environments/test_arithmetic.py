@@ -9,7 +9,7 @@ from roadstead.environments.rewards import Reward, load_environment
 
 _ROW = {"prompt_id": "add-17-5", "prompt": "17+5=", "answer": "22"}
 _RIGHT = Reward(1.0, {"correct": 1.0, "format": 1.0})
-_WRONG = Reward(0.1, {"correct": 0.0, "format": 1.0})
+_WRONG = Reward(0.0, {"correct": 0.0, "format": 1.0})
 _MALFORMED = Reward(0.0, {"correct": 0.0, "format": 0.0})
 
 
