@@ -96,6 +96,9 @@ class TrainingStep:
             if not isinstance(cause, _Aborted):
                 await run.signal("step_failed", args=[self._version, _reason(cause)])
                 raise ApplicationError(f"step {self._version}: {_reason(cause)}", type="StepFailed") from cause
+        except asyncio.CancelledError:
+            await run.signal("step_failed", args=[self._version, "its workflow was cancelled from outside"])
+            raise
         finally:
             self._phase("closed")
         await run.signal("step_closed", self._version)

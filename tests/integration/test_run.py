@@ -243,6 +243,8 @@ def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplac
         for line in workplace.processes():
             if f"roadstead.{victim} " in line and "data/runs/killed" in line:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
+    live = json.loads(workplace.roadstead("status", "killed", "--json").stdout)["live"]
+    assert live is None or (live["phase"] in {"running", "finished"} and live["version"] >= 8)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "orchestrator-worker ended with -9; starting it again" in output

@@ -30,6 +30,7 @@ from roadstead.workflows.messages import (
     RunState,
     RunStatus,
     group_id,
+    step_workflow_id,
 )
 from roadstead.workflows.options import queue
 from roadstead.workflows.training_run import TrainingRun
@@ -250,6 +251,17 @@ async def test_cancelling_the_run_ends_its_steps_and_their_rollouts(temporal: Cl
                 return
             await asyncio.sleep(0.1)
     pytest.fail("steps are still open 10 s after the run was cancelled")
+
+
+async def test_cancelling_a_step_fails_the_run_and_says_so(temporal: Client) -> None:
+    the_plan, world = plan(target_steps=50), World(generation_s=lambda order: 300.0)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        await asyncio.wait_for(world.started.wait(), LIMIT_S)
+        await temporal.get_workflow_handle(step_workflow_id(the_plan.run_id, 0)).cancel()
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(handle.result(), LIMIT_S)
+    assert "step 0: its workflow was cancelled from outside" in str(failure.value.cause)
 
 
 async def test_every_history_replays(temporal: Client) -> None:
