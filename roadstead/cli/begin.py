@@ -25,7 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from roadstead.config import ConfigError, RunConfig
 from roadstead.environments.prompts import load_prompts
 from roadstead.environments.rewards import load_environment
-from roadstead.storage import runs, weights
+from roadstead.storage import batches, runs, weights
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
 from roadstead.storage.runs import AttemptRecord, RunRecord
@@ -102,7 +102,9 @@ async def start_or_attach(
         status = None
     if status == WorkflowExecutionStatus.RUNNING:
         return handle, False
-    if status is not None or runs.last_attempt(store, keys) > 0:
+    earlier = runs.last_attempt(store, keys)
+    # An attempt that committed nothing (it broke off before its workflow started) is begun again under a new number.
+    if status is not None or (earlier > 0 and batches.find(store, keys, 0) is not None):
         state = status.name.lower() if status is not None else "on record in S3 but unknown to this Temporal"
         raise CannotBegin(
             f"run {config.name!r} is {state}; look at it with `roadstead status {config.name}`, "
@@ -113,8 +115,8 @@ async def start_or_attach(
         keys,
         AttemptRecord(
             run_id=config.name,
-            attempt=1,
-            reason="begun",
+            attempt=earlier + 1,
+            reason="begun" if earlier == 0 else f"attempt {earlier} ended before it committed anything",
             from_version=0,
             fencing_token=secrets.token_hex(16),
             started_at=_now(),

@@ -42,25 +42,25 @@ _FAILED = (ProcessFailed, StackError, StoreError, CannotBegin, demo.DemoFailed, 
 def main() -> None:
     try:
         app()
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):
         _say("interrupted; everything that was started is stopped")
         sys.exit(130)
     except WorkflowFailureError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        _say(f"the run failed: {cause}")
+        _say(f"error: the run failed: {cause}")
         sys.exit(1)
     except _BAD_INPUT as error:
-        _say(str(error))
+        _say(f"error: {error}")
         sys.exit(2)
     except _FAILED as error:
-        _say(str(error))
+        _say(f"error: {error}")
         sys.exit(1)
 
 
 def _say(message: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {message}" if "interrupted" not in message else message)
+    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

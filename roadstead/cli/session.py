@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 from temporalio.client import Client
 
 from roadstead.cli import begin
-from roadstead.cli.begin import RunWorkflow
+from roadstead.cli.begin import CannotBegin, RunWorkflow
 from roadstead.config import RunConfig
 from roadstead.infra import roles
 from roadstead.infra.ports import remembered_ports
@@ -84,8 +85,9 @@ async def session(config: RunConfig, data: Path, report: Report) -> AsyncIterato
     checked = begin.check_inputs(config)
     given = given_config(data, config.name)
     given.parent.mkdir(parents=True, exist_ok=True)
-    given.write_text(config.dump())
     async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.enter_context(_drive(given.parent))
+        given.write_text(config.dump())
         supervisors: list[Supervisor] = []
         ui = None
         if config.storage.endpoint_url is None or config.temporal.address is None:
@@ -156,6 +158,24 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
         if interrupted:
             raise Interrupted from error
         raise
+
+
+@contextlib.contextmanager
+def _drive(folder: Path) -> Iterator[None]:
+    """Be the only one on this machine that hosts the run: a second ledger worker or engine would be one too many."""
+    with (folder / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise CannotBegin(
+                f"run {folder.name!r} is hosted by process {lock.read().strip()} already; follow it with "
+                f"`roadstead status {folder.name}`, or stop that process first"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
 
 
 def _with_port(config: RunConfig, data: Path) -> RunConfig:

@@ -253,17 +253,19 @@ def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplac
 
 
 def test_a_synchronous_run_is_interrupted_resumed_and_trains_on_nothing_stale(workplace: Workplace) -> None:
-    process = workplace.start("synchronous", staleness={"max_staleness": 0, "groups_per_batch": 4}, training__steps=6)
+    process = workplace.start("synchronous", staleness={"max_staleness": 0, "groups_per_batch": 4}, training__steps=12)
     store, keys = workplace.store("synchronous")
     wait_for_step(store, keys, 2, process)
+    second = workplace.roadstead("run", str(workplace.folder / "synchronous.yaml"), check=False)
+    assert second.returncode == 1 and f"hosted by process {process.pid}" in second.stderr
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert not [line for line in workplace.processes() if "runs/synchronous" in line], "Ctrl-C leaves no process"
-    assert len(steps.all_of(store, keys)) < 6
+    assert len(steps.all_of(store, keys)) < 12
     resumed = workplace.roadstead("resume", "synchronous")
     assert "run synchronous goes on" in resumed.stdout
-    check_run(workplace, "synchronous", steps_=6, bound=0)
+    check_run(workplace, "synchronous", steps_=12, bound=0)
     for record in steps.all_of(store, keys):
         commit = batches.find(store, keys, record.step)
         assert commit is not None
