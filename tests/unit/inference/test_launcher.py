@@ -49,9 +49,7 @@ def test_every_server_listens_here_only_and_reports_behaviour_logprobs(device: s
 
 
 def test_cpu_never_chunks_a_prefill_and_fits_a_whole_prompt_in_a_step() -> None:
-    command = launcher.server_command(
-        run(device="cpu", max_model_len=9000, kv_cache_bytes=1 << 28), Path("m"), 1
-    )
+    command = launcher.server_command(run(device="cpu", max_model_len=9000, kv_cache_bytes=1 << 28), Path("m"), 1)
     assert "--no-enable-chunked-prefill" in command and "--enforce-eager" in command
     assert int(value(command, "--max-num-batched-tokens")) >= 9000
     assert value(command, "--kv-cache-memory-bytes") == str(1 << 28)
@@ -112,9 +110,7 @@ def test_the_wait_for_first_weights_ends_and_says_what_for(
     assert ("connection refused" if down else "none is published") in str(error.value)
 
 
-def test_the_newest_version_is_downloaded_when_one_appears(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_newest_version_is_downloaded_when_one_appears(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = [None, None, 5]
     monkeypatch.setattr(weights, "latest_version", lambda *_: answers.pop(0))
     monkeypatch.setattr(weights, "manifest_of", lambda _store, _keys, version: f"manifest {version}")
@@ -126,9 +122,5 @@ def test_the_newest_version_is_downloaded_when_one_appears(
 
 def test_importing_the_launcher_leaves_torch_for_later() -> None:
     """Its environment is set in `serve`; torch reads that once, at its own import."""
-    check = (
-        "import roadstead.inference.launcher, sys; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", check], check=True, timeout=60, cwd=Path(config.__file__).parents[1]
-    )
+    check = "import roadstead.inference.launcher, sys; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60, cwd=Path(config.__file__).parents[1])

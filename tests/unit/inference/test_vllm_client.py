@@ -140,12 +140,8 @@ async def test_an_answer_that_proves_too_little_is_refused(
         await engine.generate(REQUEST)
 
 
-@pytest.mark.parametrize(
-    "body", ['data: {"error": "EngineDeadError"}\n\ndata: [DONE]\n\n', "", '{"error": "dead"}']
-)
-async def test_a_200_without_a_finish_reason_is_a_dead_engine(
-    engine: VllmEngine, server: Server, body: str
-) -> None:
+@pytest.mark.parametrize("body", ['data: {"error": "EngineDeadError"}\n\ndata: [DONE]\n\n', "", '{"error": "dead"}'])
+async def test_a_200_without_a_finish_reason_is_a_dead_engine(engine: VllmEngine, server: Server, body: str) -> None:
     server.broken["/inference/v1/generate"] = httpx.Response(200, text=body)
     with pytest.raises(EngineDown):
         await engine.generate(REQUEST)
@@ -182,9 +178,7 @@ async def test_a_slow_generation_of_a_living_engine_may_take_its_own_deadline(
     assert server.paths().count("/weight_info") >= 2
 
 
-async def test_a_hung_core_is_found_before_the_generations_deadline(
-    engine: VllmEngine, server: Server
-) -> None:
+async def test_a_hung_core_is_found_before_the_generations_deadline(engine: VllmEngine, server: Server) -> None:
     server.broken |= {"/inference/v1/generate": None, "/weight_info": None}
     with pytest.raises(EngineStalled, match="/weight_info"):
         await engine.generate(REQUEST)
@@ -210,17 +204,13 @@ async def test_attach_labels_a_fresh_engine_with_what_it_was_started_from_once(
     assert server.paths().count("/update_weight_version") == 1
 
 
-async def test_attach_resumes_an_engine_that_a_dead_client_left_paused(
-    engine: VllmEngine, server: Server
-) -> None:
+async def test_attach_resumes_an_engine_that_a_dead_client_left_paused(engine: VllmEngine, server: Server) -> None:
     server.paused = True
     assert await engine.attach() == 3
     assert not server.paused
 
 
-async def test_attach_never_vouches_for_weights_of_a_broken_off_update(
-    engine: VllmEngine, server: Server
-) -> None:
+async def test_attach_never_vouches_for_weights_of_a_broken_off_update(engine: VllmEngine, server: Server) -> None:
     server.label, server.paused = "loading-4", True
     assert await engine.attach() is None
     assert server.paused

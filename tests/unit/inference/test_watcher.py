@@ -120,9 +120,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def test_new_weights_are_loaded_once(
-    watcher: WeightWatcher, engine: Engine, published: Published
-) -> None:
+async def test_new_weights_are_loaded_once(watcher: WeightWatcher, engine: Engine, published: Published) -> None:
     await watcher.at_least(0, WAIT_S)
     published.newest = 1
     await watcher.at_least(1, WAIT_S)
@@ -130,9 +128,7 @@ async def test_new_weights_are_loaded_once(
     assert engine.loads == [1] and watcher.version == 1
 
 
-async def test_versions_in_between_are_skipped(
-    watcher: WeightWatcher, engine: Engine, published: Published
-) -> None:
+async def test_versions_in_between_are_skipped(watcher: WeightWatcher, engine: Engine, published: Published) -> None:
     published.newest = 7
     await watcher.at_least(3, WAIT_S)
     assert engine.loads == [7]
@@ -163,9 +159,7 @@ async def test_an_engine_that_acknowledges_but_reads_back_the_old_version_is_not
     await watcher.at_least(1, WAIT_S)
 
 
-async def test_a_stall_in_loading_is_named(
-    watcher: WeightWatcher, engine: Engine, published: Published
-) -> None:
+async def test_a_stall_in_loading_is_named(watcher: WeightWatcher, engine: Engine, published: Published) -> None:
     await watcher.at_least(0, WAIT_S)
     engine.hang = asyncio.Event()
     published.newest = 1
@@ -176,9 +170,7 @@ async def test_a_stall_in_loading_is_named(
     await watcher.at_least(1, WAIT_S)
 
 
-async def test_a_stall_of_the_store_has_a_deadline_and_a_name(
-    watcher: WeightWatcher, published: Published
-) -> None:
+async def test_a_stall_of_the_store_has_a_deadline_and_a_name(watcher: WeightWatcher, published: Published) -> None:
     await watcher.at_least(0, WAIT_S)
     published.stall_s = 0.4
     await until(lambda: watcher.stage == "waiting to retry 'poll'")
@@ -224,9 +216,7 @@ async def test_an_update_broken_off_by_a_crash_is_repeated_even_if_nothing_newer
     assert engine.loads == [4]
 
 
-async def test_a_store_that_is_away_does_not_unseat_the_version(
-    watcher: WeightWatcher, published: Published
-) -> None:
+async def test_a_store_that_is_away_does_not_unseat_the_version(watcher: WeightWatcher, published: Published) -> None:
     await watcher.at_least(0, WAIT_S)
     published.error = StoreError("503")
     await until(lambda: watcher.stage == "waiting to retry 'poll'")
@@ -235,9 +225,7 @@ async def test_a_store_that_is_away_does_not_unseat_the_version(
     await watcher.at_least(1, WAIT_S)
 
 
-async def test_old_versions_leave_the_disk(
-    watcher: WeightWatcher, published: Published, tmp_path: Path
-) -> None:
+async def test_old_versions_leave_the_disk(watcher: WeightWatcher, published: Published, tmp_path: Path) -> None:
     for version in range(1, 5):
         published.newest = version
         await watcher.at_least(version, WAIT_S)
