@@ -64,24 +64,19 @@ class RolloutGroup:
         tokens = self._codec.encode(prompt["prompt"])
         started, seeds = _microseconds(), self._seeds(order.position)
         r = self._config.rollout
-        # All members at once; the first failure cancels the others in the engine.
-        async with asyncio.TaskGroup() as tasks:
-            members = [
-                tasks.create_task(
-                    self._engine.generate(
-                        GenerateRequest(
-                            request_id=f"{group}-m{member}-{activity.info().attempt}",
-                            prompt_token_ids=tokens,
-                            max_tokens=r.max_tokens,
-                            temperature=r.temperature,
-                            seed=seed,
-                            ignore_eos=r.ignore_eos,
-                        )
-                    )
+        generations = await self._sample(
+            [
+                GenerateRequest(
+                    request_id=f"{group}-m{member}-{activity.info().attempt}",
+                    prompt_token_ids=tokens,
+                    max_tokens=r.max_tokens,
+                    temperature=r.temperature,
+                    seed=seed,
+                    ignore_eos=r.ignore_eos,
                 )
                 for member, seed in enumerate(seeds)
             ]
-        generations = [member.result() for member in members]
+        )
         info = await self._engine.info()
         shared = {
             "run_id": self._keys.run_id,
@@ -110,6 +105,16 @@ class RolloutGroup:
             {**shared, "member": member, "seed": seed, **self._member(prompt, generation)}
             for member, (seed, generation) in enumerate(zip(seeds, generations, strict=True))
         ]
+
+    async def _sample(self, requests: list[GenerateRequest]) -> list[Generation]:
+        """All members at once; the first failure cancels the others in the engine and is raised as it is."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                members = [tasks.create_task(self._engine.generate(request)) for request in requests]
+        except ExceptionGroup as failures:
+            # Whether a retry helps is decided by the failure's own type.
+            raise failures.exceptions[0] from failures
+        return [member.result() for member in members]
 
     def _member(self, prompt: Any, generation: Generation) -> dict[str, Any]:
         text = self._codec.decode(generation.token_ids)

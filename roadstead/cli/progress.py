@@ -17,6 +17,8 @@ from roadstead.workflows.messages import RunStatus, StepSummary
 
 _POLL_S = 1.0
 _QUERY_S = 5.0
+_QUIET_S = 60.0
+"""A run that does nothing for so long says what it waits for."""
 _STYLE = {"O": "green", "R": "yellow", ".": "dim"}
 
 
@@ -57,12 +59,18 @@ async def follow(workflow: RunWorkflow, console: Console, steps: int) -> RunStat
     )
     task = progress.add_task("training", total=steps)
     shown, silent_since = -1, None
+    seen, seen_at = None, time.monotonic()
     with Live(console=console, refresh_per_second=4, transient=True, auto_refresh=console.is_terminal) as live:
         while True:
             running = (await workflow.describe()).status == WorkflowExecutionStatus.RUNNING
             status = await _query(workflow) if running else None
             if status is not None:
                 silent_since = None
+                if status != seen:
+                    seen, seen_at = status, time.monotonic()
+                elif time.monotonic() - seen_at > _QUIET_S:
+                    console.print(f"nothing changed for {_QUIET_S:.0f} s: {_waiting_for(status)}", style="yellow")
+                    seen_at = time.monotonic()
                 for step in status.recent:
                     if step.step > shown:
                         console.print(step_line(step), highlight=False, soft_wrap=True)
@@ -89,6 +97,15 @@ def _view(progress: Progress, status: RunStatus) -> RenderableType:
         f"{status.dead_lettered} dead-lettered, version {status.version}, {status.phase}"
     )
     return Group(progress, Text(counts), window(status))
+
+
+def _waiting_for(status: RunStatus) -> str:
+    parts = [f"{status.in_flight} groups are being generated"] if status.in_flight else []
+    if status.training is not None:
+        parts.append(f"step {status.training} is being persisted, trained or published")
+    if status.phase == "paused":
+        parts.append("the run is paused")
+    return ", ".join(parts) or "no group is in flight and nothing trains; look at the orchestrator worker's log"
 
 
 async def _query(workflow: RunWorkflow) -> RunStatus | None:
