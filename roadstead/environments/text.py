@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class TextCodec:
     """Encode prompts, decode responses. `chat`: wrap a prompt as one user turn of the model's chat template."""
 
     def __init__(self, folder: Path, *, chat: bool) -> None:
-        from transformers import AutoTokenizer  # heavy; only the rollout worker needs it
-
-        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._tokenizer = _load(folder)
         self._chat = chat
         if chat and not self._tokenizer.chat_template:
             raise ValueError(
@@ -35,3 +34,15 @@ class TextCodec:
         """Text of response tokens, special tokens left out."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+
+def _load(folder: Path) -> Any:
+    # Imported here: only the rollout worker needs it. The generic class reads all that tokenizer.json and
+    # tokenizer_config.json say; AutoTokenizer would import torch first (7 s of a worker's start, 400 MB).
+    if (folder / "tokenizer.json").exists():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)

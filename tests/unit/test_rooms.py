@@ -74,8 +74,9 @@ def test_every_module_says_what_it_owns(path: Path) -> None:
 def test_the_workflow_worker_does_not_import_torch() -> None:
     """torch in a workflow module makes the worker fail to start, and costs seconds and hundreds of MB."""
     code = (
-        "import sys, roadstead.workers.orchestrator, roadstead.workers.ledger, roadstead.workers.train, "
-        "roadstead.cli.main; print(sorted({'torch', 'transformers', 'vllm', 'deepspeed'} & set(sys.modules)))"
+        "import sys, roadstead.workers.orchestrator, roadstead.workers.ledger, roadstead.workers.train\n"
+        "import roadstead.workers.rollout, roadstead.cli.main\n"
+        "print(sorted({'torch', 'transformers', 'vllm', 'deepspeed'} & set(sys.modules)))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert answer.stdout.strip() == "[]"
