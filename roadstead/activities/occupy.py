@@ -5,7 +5,8 @@ from __future__ import annotations
 from temporalio import activity
 
 from roadstead.activities.run_handle import RunHandle
-from roadstead.workflows.messages import GroupReport, Placement
+from roadstead.storage.references import StagedGroup
+from roadstead.workflows.messages import Placement
 
 
 class OccupySlot:
@@ -13,7 +14,7 @@ class OccupySlot:
         self._run = run
 
     @activity.defn
-    async def occupy_slot(self, report: GroupReport) -> Placement:
+    async def occupy_slot(self, report: StagedGroup) -> Placement:
         placement = await self._run.update("occupy", report, f"occupy-{report.group_id}", Placement)
         if placement.outcome != "placed":
             activity.logger.warning(f"{report.group_id} was not placed: {placement.outcome}")

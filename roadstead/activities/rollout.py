@@ -26,7 +26,8 @@ from roadstead.staleness import head_version, tail_version
 from roadstead.storage import groups
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
-from roadstead.workflows.messages import GroupOrder, GroupReport, group_id
+from roadstead.storage.references import StagedGroup
+from roadstead.workflows.messages import GroupOrder, group_id
 
 # An engine that does not reach the admitted version for so long is stuck, not slow: fail, and say where.
 _ENGINE_WAIT_S = 300.0
@@ -49,7 +50,7 @@ class RolloutGroup:
         self._prompts, self._environment, self._codec = prompts, environment, codec
 
     @activity.defn
-    async def rollout_group(self, order: GroupOrder) -> GroupReport:
+    async def rollout_group(self, order: GroupOrder) -> StagedGroup:
         group = group_id(order.position)
         async with beating(lambda: self._watcher.stage):
             staged = await asyncio.to_thread(groups.find, self._store, self._keys, group, order.attempt)
@@ -57,7 +58,7 @@ class RolloutGroup:
                 await self._watcher.at_least(order.version, _ENGINE_WAIT_S)
                 rows = await self._generate(order, group)
                 staged = await asyncio.to_thread(groups.stage, self._store, self._keys, rows)
-        return GroupReport(**staged.model_dump())
+        return staged
 
     async def _generate(self, order: GroupOrder, group: str) -> list[dict[str, Any]]:
         prompt = self._prompts.at(order.position, self._config.seed)

@@ -122,7 +122,7 @@ async def start_or_attach(
             started_at=_now(),
         ),
     )
-    await _ensure_search_attributes(client)
+    await ensure_search_attributes(client)
     await client.start_workflow(
         RUN_WORKFLOW,
         RunState(plan=plan(config, attempt.attempt)),
@@ -174,7 +174,7 @@ def component_versions() -> dict[str, str]:
     return versions
 
 
-async def _ensure_search_attributes(client: Client) -> None:
+async def ensure_search_attributes(client: Client) -> None:
     """Register ours where they are missing. Raises CannotBegin when this Temporal does not let us."""
     operator = client.operator_service
     try:

@@ -12,30 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
 
 from roadstead.storage.digest import table_digest
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectCorrupt, ObjectStore
 from roadstead.storage.parquet import decode, encode
+from roadstead.storage.references import StagedGroup
 from roadstead.storage.schema import check, table_from_rows
-
-
-class StagedGroup(BaseModel):
-    """A reference to a staged group, small enough for a workflow's history."""
-
-    model_config = ConfigDict(frozen=True)
-
-    group_id: str
-    attempt: int
-    digest: str
-    """Canonical digest of the staged table."""
-    trajectories: int
-    tokens: int
-    """Response tokens, all members."""
-    oldest_version: int
-    newest_version: int
-    mean_reward: float | None
 
 
 def stage(store: ObjectStore, keys: RunKeys, rows: Sequence[Mapping[str, Any]]) -> StagedGroup:

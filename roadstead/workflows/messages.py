@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from roadstead.staleness import TerminalState
+from roadstead.storage.references import StagedGroup
 
 RUN_WORKFLOW = "TrainingRun"
 STEP_WORKFLOW = "TrainingStep"
@@ -63,19 +64,6 @@ class GroupOrder(Message):
     """Policy version of the admission; no token may be older."""
     reserved_at: int
     position: int
-
-
-class GroupReport(Message):
-    """A finished, staged group."""
-
-    group_id: str
-    attempt: int
-    digest: str
-    trajectories: int
-    tokens: int
-    oldest_version: int
-    newest_version: int
-    mean_reward: float | None
 
 
 class Placement(Message):
@@ -170,7 +158,7 @@ class RunState(Message):
     plan: RunPlan
     ledger: dict[str, Any] | None = None
     cursor: int = 0
-    placed: dict[str, GroupReport] = {}
+    placed: dict[str, StagedGroup] = {}
     """Groups in Occupied slots."""
     occupied_at: dict[str, int] = {}
     admissions: dict[int, Admission] = {}

@@ -21,6 +21,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, TerminalState, UnknownGroup
+    from roadstead.storage.references import StagedGroup
     from roadstead.workflows import options, search
     from roadstead.workflows.messages import (
         RUN_WORKFLOW,
@@ -28,7 +29,6 @@ with workflow.unsafe.imports_passed_through():
         BatchEntry,
         BatchOrder,
         BufferView,
-        GroupReport,
         Placement,
         Release,
         RunState,
@@ -92,7 +92,7 @@ class TrainingRun:
         return self._admissions[version]
 
     @workflow.update
-    def occupy(self, report: GroupReport) -> Placement:
+    def occupy(self, report: StagedGroup) -> Placement:
         """A finished group asks for its place."""
         ledger, group = self._ledger, report.group_id
         self._changed = True

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ from roadstead.training.protocol import (
     TrainerUnavailable,
 )
 from tests.integration.conftest import Servers
-
-pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the cpu or gpu extra")
 
 VOCABULARY = 64
 TEMPERATURE = 0.8

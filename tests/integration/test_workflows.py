@@ -20,11 +20,11 @@ from roadstead.activities.occupy import OccupySlot
 from roadstead.activities.release import ReleaseSlot
 from roadstead.activities.reserve import ReserveSlots
 from roadstead.activities.run_handle import RunHandle
-from roadstead.cli.begin import _ensure_search_attributes
+from roadstead.cli.begin import ensure_search_attributes
+from roadstead.storage.references import StagedGroup
 from roadstead.workers.orchestrator import runner
 from roadstead.workflows.messages import (
     GroupOrder,
-    GroupReport,
     Placement,
     RunPlan,
     RunState,
@@ -86,7 +86,7 @@ async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[No
 
 
 async def start(client: Client, the_plan: RunPlan) -> Run:
-    await _ensure_search_attributes(client)
+    await ensure_search_attributes(client)
     return await client.start_workflow(
         TrainingRun.run,
         RunState(plan=the_plan),
@@ -156,7 +156,7 @@ async def test_a_repeated_occupy_is_answered_and_not_applied_twice(temporal: Cli
         while 0 not in world.batches:
             await asyncio.sleep(0.05)
         entry = world.batches[0].entries[0]
-        report = GroupReport(
+        report = StagedGroup(
             group_id=entry.group_id,
             attempt=1,
             digest=entry.digest,

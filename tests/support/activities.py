@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from roadstead.storage.references import StagedGroup
 from roadstead.workflows.messages import (
     BatchOrder,
     CommittedBatch,
     GroupOrder,
-    GroupReport,
     PublishOrder,
     StepSummary,
     TrainedStep,
@@ -49,7 +49,7 @@ class World:
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @activity.defn
-    async def rollout_group(self, order: GroupOrder) -> GroupReport:
+    async def rollout_group(self, order: GroupOrder) -> StagedGroup:
         group = group_id(order.position)
         self.admitted_under[group] = order.version
         self.started.set()
@@ -62,7 +62,7 @@ class World:
             seconds -= 0.1
         self.generated[group] += 1
         oldest = order.version - self.lag(order)
-        return GroupReport(
+        return StagedGroup(
             group_id=group,
             attempt=order.attempt,
             digest=f"digest-of-{group}",
