@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -62,6 +63,10 @@ def main(role: str, make: MakeWorkers) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="this machine's folder of the run")
     arguments = parser.parse_args()
     asyncio.run(_serve(role, load(arguments.config), arguments.folder.resolve(), make))
+    # Native threads of the SDK outlive the loop and crash the interpreter's own shutdown now and then ("PyGILState
+    # _Release", exit 134); everything is stopped and flushed, so leave without it.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 async def _serve(role: str, config: RunConfig, folder: Path, make: MakeWorkers) -> None:

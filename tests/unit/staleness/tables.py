@@ -77,6 +77,10 @@ def _check_placement(ledger: Ledger) -> None:
         last = deadline(ledger, group_id)
         assert not [b for b in free if buffer < b <= last], f"{group_id} could stand later than {buffer}"
         assert [b for b in wanting if b <= last], f"{group_id} is surplus"
+        # This is why one pull and one refill settle a table.
+        if buffer in wanting:
+            later = [b for b in held(ledger, SlotState.OCCUPIED).values() if buffer < b <= last]
+            assert not later, f"{group_id} could change places with an Occupied of {later}"
     for group_id, buffer in held(ledger, SlotState.OCCUPIED).items():
         assert not [b for b in free if b in wanting and b < buffer], f"{group_id} could stand earlier than {buffer}"
 

@@ -126,6 +126,14 @@ def test_the_first_reserved_moves_by_buffer_then_slot() -> None:
     ledger.occupy("A")
     assert table(ledger) == ["A", "b", "c"]
 
+    ledger = Ledger(batch_size=1, max_staleness=3, version=2)
+    for group_id, version in zip("AXNO", (2, 2, 2, 1), strict=True):
+        ledger.reserve(group_id, version)
+    assert table(ledger) == ["o", "n", "x", "a"]
+    # N and O may both take X's slot, and O stands in the earlier buffer although it can't wait as long.
+    ledger.occupy("X")
+    assert table(ledger) == ["X", "n", "o", "a"]
+
     ledger = Ledger(batch_size=2, max_staleness=2, version=1)
     for group_id, version in zip("ABCDEF", (1, 1, 1, 0, 0, 1), strict=True):
         ledger.reserve(group_id, version)
@@ -133,6 +141,17 @@ def test_the_first_reserved_moves_by_buffer_then_slot() -> None:
     # E and F may both take C's slot, and F stands before E although it may wait longer.
     ledger.occupy("C")
     assert table(ledger) == ["C e", "d f", "b a"]
+
+
+def test_who_may_move_is_known_after_the_one_that_waits_longest_left() -> None:
+    ledger = Ledger(batch_size=2, max_staleness=2, version=1)
+    for group_id, version in zip("ABCDON", (1, 1, 1, 1, 0, 1), strict=True):
+        ledger.reserve(group_id, version)
+    assert table(ledger) == ["n o", "d c", "b a"]
+    ledger.discard("N")
+    assert table(ledger) == [". o", "d c", "b a"]
+    ledger.occupy("C")
+    assert table(ledger) == ["C .", "d o", "b a"]
 
 
 def test_lower_moves_a_reserved_to_an_earlier_buffer() -> None:
@@ -179,6 +198,30 @@ def test_lower_of_an_oversampled_group_that_no_buffer_wants_any_more() -> None:
     check(ledger)
 
 
+def test_lower_keeps_an_oversampled_group_in_the_spare_slot_of_a_ready_buffer() -> None:
+    """An earlier buffer may still want it; only new groups are not admitted there."""
+    ledger = Ledger(batch_size=1, max_staleness=2, slots_per_buffer=2, version=3)
+    for group_id, version in (("P", 1), ("Q", 1), ("A", 2), ("G", 3)):
+        ledger.reserve(group_id, version)
+    ledger.occupy("A")
+    assert table(ledger) == ["q p", "A .", ". g"]
+    assert ledger.reserve("N", version=2) is None
+    assert ledger.lower("G", 2) == Slot(4, 1)
+    assert table(ledger) == ["q p", "A g", ". ."]
+    check(ledger)
+
+
+def test_surplus_ends_exactly_before_the_first_buffer_that_wants_groups() -> None:
+    ledger = Ledger(batch_size=1, max_staleness=1, slots_per_buffer=3, version=1)
+    for group_id, version in (("A", 1), ("B", 1), ("C", 1), ("X", 0), ("Y", 1), ("Z", 0)):
+        ledger.reserve(group_id, version)
+    assert table(ledger) == ["z y x", "c b a"]
+    ledger.occupy("Z")
+    assert ledger.collect_surplus() == ("X",)
+    assert table(ledger) == ["Z . y", "c b a"]
+    check(ledger)
+
+
 def test_discard_tells_every_move() -> None:
     """X leaves buffer 3: N moves there from 2, O to 2 from 1, and then buffer 1 has room for nobody later."""
     ledger = Ledger(batch_size=1, max_staleness=2, version=1)
@@ -200,6 +243,17 @@ def test_evict_pulls_one_from_each_later_buffer() -> None:
         Move("E", Slot(2, 0), Slot(1, 1)),
     ]
     assert table(ledger) == ["B D", "C E", ". f"]
+
+
+def test_evict_lets_a_reserved_leave_a_ready_buffer() -> None:
+    """Over-sampling: D waits in a spare slot of buffer 0, and would be dropped when that is taken."""
+    ledger = running("ABCDEF", batch_size=2, max_staleness=1, slots_per_buffer=3)
+    for group_id in "ABC":
+        ledger.occupy(group_id)
+    assert table(ledger) == ["A B d", "C e f"]
+    assert ledger.evict("C") == [Move("D", Slot(0, 2), Slot(1, 0))]
+    assert table(ledger) == ["A B .", "d e f"]
+    check(ledger)
 
 
 def test_a_step_target_clips_the_window_from_the_start() -> None:

@@ -36,7 +36,8 @@ def test_every_choice_equals_the_search(batch_size: int, max_staleness: int, ext
             if groups:
                 act(ledger, choice, rng.choice(groups))
         check(ledger)
-        if ledger.take():
+        # Sometimes the trainer is busy, so that READY buffers wait among the others.
+        if rng.random() < 0.3 and ledger.take():
             ledger.publish(ledger.version + 1)
             check(ledger)
 
