@@ -3,7 +3,7 @@ STEPS ?= 40
 MAX_STALENESS ?= 2
 SEED ?= 0
 
-.PHONY: demo test unit integration lint format setup clean help
+.PHONY: demo test unit integration mutation lint format setup clean help
 
 help:            ## This list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -20,8 +20,8 @@ unit: setup      ## Tests of pure parts, seconds
 integration: setup ## Tests on real servers, minutes
 	.venv/bin/python -m pytest tests/integration
 
-mutation: setup  ## The ledger's mutants against its tests, minutes
-	.venv/bin/python -m tests.unit.staleness.mutants
+mutation: setup  ## The ledger's 66 mutants against its tests, 12 minutes
+	.venv/bin/python -m pytest tests/unit/staleness/mutants.py -m mutation
 
 lint: setup      ## ruff and mypy
 	.venv/bin/ruff check .
