@@ -91,14 +91,13 @@ class TrainingStep:
                     self._phase("generating")
                 await asyncio.gather(training, *deliveries)
                 watch.cancel()
-        except ExceptionGroup as group:
-            cause = _first(group)
+        except (ExceptionGroup, asyncio.CancelledError) as error:
+            cause = _first(error)
             if not isinstance(cause, _Aborted):
                 await run.signal("step_failed", args=[self._version, _reason(cause)])
+                if is_cancelled_exception(cause):
+                    raise asyncio.CancelledError from cause
                 raise ApplicationError(f"step {self._version}: {_reason(cause)}", type="StepFailed") from cause
-        except asyncio.CancelledError:
-            await run.signal("step_failed", args=[self._version, "its workflow was cancelled from outside"])
-            raise
         finally:
             self._phase("closed")
         await run.signal("step_closed", self._version)
@@ -180,15 +179,17 @@ def attributes(order: StepOrder) -> TypedSearchAttributes:
     )
 
 
-def _first(group: BaseException) -> BaseException:
-    """The cause that ended a task group: the first that is not itself a group."""
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
+def _first(error: BaseException) -> BaseException:
+    """What ended a task group: the first failure in it that is not itself a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _reason(error: BaseException) -> str:
     """The innermost failure in words, with its type: what a person can act on."""
+    if is_cancelled_exception(error):
+        return "its workflow was cancelled from outside"
     while isinstance(error, FailureError) and error.cause is not None:
         error = error.cause
     if isinstance(error, ApplicationError) and error.type:
