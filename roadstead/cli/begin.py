@@ -89,27 +89,34 @@ def record_run(config: RunConfig, checked: Checked, store: ObjectStore, keys: Ru
     return record
 
 
-async def start_or_attach(
-    config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys
-) -> tuple[RunWorkflow, bool]:
-    """The run's workflow, and whether it is new. Raises CannotBegin for a run that ended."""
-    handle: RunWorkflow = client.get_workflow_handle(config.name, result_type=RunStatus)
+async def is_running(config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys) -> bool:
+    """Whether the run's workflow is there to be joined; False: it may be begun. Raises CannotBegin for any other."""
     try:
-        status = (await handle.describe()).status
+        status = (await client.get_workflow_handle(config.name).describe()).status
     except RPCError as error:
         if error.status != RPCStatusCode.NOT_FOUND:
             raise
         status = None
     if status == WorkflowExecutionStatus.RUNNING:
+        return True
+    # An attempt that committed nothing (it broke off before its workflow started) is begun again under a new number.
+    if status is None and (runs.last_attempt(store, keys) == 0 or batches.find(store, keys, 0) is None):
+        return False
+    state = status.name.lower() if status is not None else "on record in S3 but unknown to this Temporal"
+    raise CannotBegin(
+        f"run {config.name!r} is {state}; look at it with `roadstead status {config.name}`, "
+        "or begin another under a new `name`"
+    )
+
+
+async def start_or_attach(
+    config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys
+) -> tuple[RunWorkflow, bool]:
+    """The run's workflow, and whether it is new. Raises CannotBegin for a run that ended."""
+    handle: RunWorkflow = client.get_workflow_handle(config.name, result_type=RunStatus)
+    if await is_running(config, client, store, keys):
         return handle, False
     earlier = runs.last_attempt(store, keys)
-    # An attempt that committed nothing (it broke off before its workflow started) is begun again under a new number.
-    if status is not None or (earlier > 0 and batches.find(store, keys, 0) is not None):
-        state = status.name.lower() if status is not None else "on record in S3 but unknown to this Temporal"
-        raise CannotBegin(
-            f"run {config.name!r} is {state}; look at it with `roadstead status {config.name}`, "
-            "or begin another under a new `name`"
-        )
     attempt = runs.open_attempt(
         store,
         keys,

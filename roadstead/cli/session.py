@@ -109,6 +109,7 @@ async def session(config: RunConfig, data: Path, report: Report) -> AsyncIterato
         await asyncio.to_thread(begin.record_run, config, checked, store, keys)
         assert config.temporal.address is not None, "filled in above"
         client = await connect(config.temporal.address, config.temporal.namespace)
+        await begin.is_running(config, client, store, keys)  # refused before the slow parts start
 
         processes = Supervisor(report)
         cleanup.push_async_callback(processes.stop)
