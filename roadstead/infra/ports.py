@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+_RANGE = range(20_000, 32_000)
+"""Below the ports that Linux gives to outgoing connections and that servers pick for themselves (32768 and up): the
+Temporal server once took our UI port for one of its own services before its UI could listen on it."""
 
 
 def is_free(port: int) -> bool:
@@ -26,9 +30,11 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """A free port of _RANGE. Raises OSError when a thousand tries find none."""
+    for port in random.SystemRandom().sample(_RANGE, 1000):
+        if is_free(port):
+            return port
+    raise OSError(f"no free port in 1000 tries between {_RANGE.start} and {_RANGE.stop - 1}")
 
 
 def remembered_ports(file: Path, names: list[str]) -> dict[str, int]:

@@ -107,3 +107,8 @@ def test_ports_are_remembered_while_they_are_free(tmp_path: Path) -> None:
         second = remembered_ports(tmp_path / "ports.json", ["a", "b"])
     assert second["a"] != first["a"] and second["b"] == first["b"]
     assert is_free(free_port())
+
+
+def test_ports_stay_out_of_the_range_that_the_kernel_hands_out() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(free_port() < first for _ in range(50))
