@@ -94,7 +94,7 @@ def export_batches(
 
         roadstead batch export arithmetic --to out
 
-        duckdb -c "select step, avg(reward) from 'out/*.parquet' group by step order by step"
+        python -c "import pandas; print(pandas.read_parquet('out').groupby('step').reward.mean())"
     """
     console = Console()
 

@@ -6,6 +6,9 @@ Never touches: how a run works; the demo is an ordinary run.
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -55,12 +58,14 @@ def demo(
     summary = execute(config, where, console)
     console.print(summary_table(summary))
     _check(summary, steps)
-    name = summary.run_id
-    console.print(
-        f"next:\n  roadstead status {name}\n  roadstead batch show {name} {steps - 1}\n"
-        f"  roadstead batch export {name} --to out",
-        highlight=False,
-    )
+    command = "roadstead" if shutil.which("roadstead") else os.path.relpath(sys.argv[0])
+    place = f" --data {data}" if data else ""
+    for arguments in (
+        f"status {summary.run_id}",
+        f"batch show {summary.run_id} {steps - 1}",
+        f"batch export {summary.run_id} --to out",
+    ):
+        console.print(f"next: {command} {arguments}{place}", highlight=False, soft_wrap=True)
 
 
 def _configuration(where: Path, steps: int, max_staleness: int, seed: int, console: Console) -> RunConfig:

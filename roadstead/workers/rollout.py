@@ -40,6 +40,7 @@ async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequenc
         f"http://127.0.0.1:{config.engine.port}",
         f"vllm-{config.engine.port}",
         config.engine.update_timeout_s,
+        generate_timeout_s=config.rollout.group_timeout_s,
     )
     watcher = WeightWatcher(
         engine, store, keys, engine_folder(folder), config.engine.poll_seconds, config.engine.update_timeout_s
