@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from temporalio.client import Client
-
 from roadstead.cli import begin
 from roadstead.cli.begin import CannotBegin, RunWorkflow
 from roadstead.config import RunConfig
@@ -42,8 +40,6 @@ class Interrupted(Exception):
 
 @dataclass
 class Session:
-    config: RunConfig
-    client: Client
     store: ObjectStore
     keys: RunKeys
     workflow: RunWorkflow
@@ -120,8 +116,6 @@ async def session(config: RunConfig, data: Path, report: Report) -> AsyncIterato
         workflow, new = await begin.start_or_attach(config, client, store, keys)
         report(f"run {config.name} {'begun' if new else 'goes on'}")
         yield Session(
-            config=config,
-            client=client,
             store=store,
             keys=keys,
             workflow=workflow,
