@@ -234,22 +234,25 @@ def test_bad_input_is_named_and_nothing_is_left_running(workplace: Workplace, fi
 
 
 def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplace: Workplace) -> None:
-    """SIGKILL to the orchestrator worker, then the others, one after another while the run goes on."""
-    process = workplace.start("killed", training__steps=12)
+    """SIGKILL to the orchestrator worker, the engine and the others, one after another while the run goes on."""
+    process = workplace.start("killed", training__steps=14)
     store, keys = workplace.store("killed")
-    victims = ["workers.orchestrator", "workers.rollout", "training.rank", "workers.ledger"]
+    victims = ["workers.orchestrator", "inference.launcher", "workers.rollout", "training.rank", "workers.ledger"]
     for number, victim in enumerate(victims):
         wait_for_step(store, keys, 2 * number + 1, process)
-        for line in workplace.processes():
-            if f"roadstead.{victim} " in line and "data/runs/killed" in line:
-                os.kill(int(line.split()[0]), signal.SIGKILL)
+        found = [line for line in workplace.processes() if f"roadstead.{victim} " in line and "runs/killed" in line]
+        # torchrun's agent names the rank's module in its own command line: the rank is what is killed.
+        pids = [int(line.split()[0]) for line in found if "torch.distributed.run" not in line]
+        assert pids, (victim, workplace.processes())
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
     live = json.loads(workplace.roadstead("status", "killed", "--json").stdout)["live"]
-    assert live is None or (live["phase"] in {"running", "finished"} and live["version"] >= 8)
+    assert live is None or (live["phase"] in {"running", "finished"} and live["version"] >= 10)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "orchestrator-worker ended with -9; starting it again" in output
-    check_run(workplace, "killed", steps_=12, bound=2)
-    assert "48 admitted = 48 trained" in output, output
+    check_run(workplace, "killed", steps_=14, bound=2)
+    assert "56 admitted = 56 trained" in output, output
 
 
 def test_a_synchronous_run_is_interrupted_resumed_and_trains_on_nothing_stale(workplace: Workplace) -> None:
