@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "infra": {"workers", "workflows", "training", "storage", "config", "process"},
     "benchmarks": {"staleness", "storage"},
     "cli": {
-        *("infra", "workers", "workflows", "environments", "storage", "config"),
+        *("infra", "workers", "workflows", "environments", "storage", "config", "benchmarks"),
     },
     "config": set(),
     "process": set(),
