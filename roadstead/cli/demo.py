@@ -55,7 +55,7 @@ def demo(
     console = Console()
     where = data_directory(data)
     config = _configuration(where, steps, max_staleness, seed, console)
-    summary = execute(config, where, console)
+    summary, _ = execute(config, where, console)
     console.print(summary_table(summary))
     _check(summary, steps)
     command = "roadstead" if shutil.which("roadstead") else os.path.relpath(sys.argv[0])

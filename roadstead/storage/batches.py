@@ -29,6 +29,7 @@ from roadstead.storage.objects import (
     sha256,
 )
 from roadstead.storage.parquet import decode, encode
+from roadstead.storage.references import Cut
 
 
 class BatchConflict(ObjectConflict):
@@ -71,10 +72,18 @@ class BatchCommit(Frozen):
     response_tokens: int
     max_staleness: int
     groups: tuple[BatchGroup, ...]
+    cut: Cut | None = None
+    """Null in a batch that was committed before runs could be resumed from S3 alone."""
 
 
 def commit(
-    store: ObjectStore, keys: RunKeys, table: pa.Table, *, attempt: int, groups: tuple[BatchGroup, ...]
+    store: ObjectStore,
+    keys: RunKeys,
+    table: pa.Table,
+    *,
+    attempt: int,
+    groups: tuple[BatchGroup, ...],
+    cut: Cut | None = None,
 ) -> BatchCommit:
     """Write, verify, commit. Returns the commit that is stored. Raises BatchConflict, SchemaError, StoreError.
 
@@ -101,6 +110,7 @@ def commit(
         response_tokens=sum(len(ids) for ids in table["response_token_ids"].to_pylist()),
         max_staleness=max(table["staleness"].to_pylist()),
         groups=groups,
+        cut=cut,
     )
     store.create(keys.batch_commit(step), canonical_json(record.model_dump(mode="json")))
     there = find(store, keys, step)
@@ -129,6 +139,11 @@ def read(store: ObjectStore, record: BatchCommit) -> pa.Table:
         raise ObjectCorrupt(f"{where}: canonical digest {found}, the commit says {record.digest}")
     schema.check(table, batch=True)
     return table
+
+
+def read_stats(store: ObjectStore, record: BatchCommit) -> pa.Table:
+    """The committed table's scalars, file sha256 checked. Raises ObjectCorrupt."""
+    return decode(store.get(record.stats.key, record.stats.sha256))
 
 
 def _same(store: ObjectStore, keys: RunKeys, there: BatchCommit, digest: str) -> BatchCommit:

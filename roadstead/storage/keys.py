@@ -1,7 +1,8 @@
 """Where everything of a run lies in the bucket.
 
 Owns: the spelling of every key, so that no other module joins strings. Never touches: the store.
-Invariant: a key names one immutable object for ever, but for `latest_weights`, which is a hint.
+Invariant: a key names one immutable object for ever, but for the hints `latest_weights` and `alive` and for
+`index_rows`, which is made anew from the log at will.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ class RunKeys:
 
     def attempt(self, attempt: int) -> str:
         return f"{self.root}/attempts/{attempt:06d}.json"
+
+    def attempt_end(self, attempt: int) -> str:
+        return f"{self.root}/attempts/{attempt:06d}-end.json"
+
+    @property
+    def alive(self) -> str:
+        """Who hosts the run, as a beat."""
+        return f"{self.root}/attempts/ALIVE"
 
     def group(self, group_id: str, attempt: int) -> str:
         return f"{self.root}/groups/{group_id}-a{attempt}.parquet"
@@ -72,3 +81,8 @@ class RunKeys:
     @property
     def steps(self) -> str:
         return f"{self.root}/steps/"
+
+    @property
+    def index_rows(self) -> str:
+        """Scalars of all committed batches."""
+        return f"{self.root}/index/rows.parquet"

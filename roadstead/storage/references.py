@@ -1,8 +1,24 @@
-"""References to stored objects that travel through workflows: small, and free of heavy imports."""
+"""What the log and the workflows both speak of: small, and free of heavy imports."""
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from pydantic import BaseModel, ConfigDict
+
+from roadstead.staleness import TerminalState
+
+Ending = Literal["finished", "drained", "stopped", "failed", "cancelled"]
+"""How an attempt ends in order."""
+
+
+def group_id(position: int) -> str:
+    """A group is named by the cursor position of its prompt: unique over a run, the same after any resume."""
+    return f"g{position:08d}"
+
+
+def position_of(group: str) -> int:
+    return int(group.removeprefix("g"))
 
 
 class StagedGroup(BaseModel):
@@ -20,3 +36,19 @@ class StagedGroup(BaseModel):
     oldest_version: int
     newest_version: int
     mean_reward: float | None
+
+
+class Cut(BaseModel):
+    """The run at the moment when a batch was taken: what a later attempt starts from when Temporal has forgotten it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cursor: int
+    """Prompts drawn from the dataset so far."""
+    backlog: tuple[int, ...] = ()
+    """Positions below the cursor that wait to be admitted (again)."""
+    ledger: dict[str, Any]
+    """Ledger after the take: the groups that it holds are the only ones below the cursor without a terminal state,
+    but for the backlog."""
+    terminal: dict[str, TerminalState]
+    """Groups that reached their terminal state since the previous cut; the batch's own are "trained"."""

@@ -39,6 +39,8 @@ class StepRecord(Frozen):
     """Ledger when the batch was taken."""
     cursor: int
     """Prompts drawn from the dataset so far."""
+    backlog: tuple[int, ...] = ()
+    """Positions below the cursor that wait to be admitted (again) after a resume."""
     metrics: TrainMetrics
 
 
@@ -65,6 +67,22 @@ def find(store: ObjectStore, keys: RunKeys, step: int) -> StepRecord | None:
         return StepRecord.model_validate_json(body)
     except ValidationError as error:
         raise ObjectCorrupt(f"{store.url(key)}: not a step record: {error}") from error
+
+
+def count(store: ObjectStore, keys: RunKeys) -> int:
+    """How many steps are recorded, which is the policy version that a resume starts from. Reads O(log n) keys:
+    a record is written only after the one before it."""
+    above = 1
+    while store.exists(keys.step_record(above - 1)):
+        above *= 2
+    below, above = above // 2, above - 1  # `below` are recorded for sure, `above` is the most that can be
+    while below < above:
+        middle = (below + above + 1) // 2
+        if store.exists(keys.step_record(middle - 1)):
+            below = middle
+        else:
+            above = middle - 1
+    return below
 
 
 def all_of(store: ObjectStore, keys: RunKeys) -> list[StepRecord]:

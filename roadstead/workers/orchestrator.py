@@ -9,6 +9,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+from roadstead.activities.close import CloseAttempt
 from roadstead.activities.persist import PersistBatch
 from roadstead.activities.publish import PublishWeights
 from roadstead.config import RunConfig
@@ -31,6 +32,7 @@ async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequenc
         activities=[
             PersistBatch(config, store, keys).persist_batch,
             PublishWeights(store, keys).publish_weights,
+            CloseAttempt(store, keys).close_attempt,
         ],
         workflow_runner=runner(),
         max_concurrent_activities=_ACTIVITIES,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from roadstead.staleness import TerminalState
-from roadstead.storage.references import StagedGroup
+from roadstead.storage.references import Cut, Ending, StagedGroup
 
 RUN_WORKFLOW = "TrainingRun"
 STEP_WORKFLOW = "TrainingStep"
@@ -21,11 +21,6 @@ STEP_WORKFLOW = "TrainingStep"
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True)
-
-
-def group_id(position: int) -> str:
-    """A group is named by the cursor position of its prompt: unique over a run, the same after any resume."""
-    return f"g{position:08d}"
 
 
 def step_workflow_id(run_id: str, step: int) -> str:
@@ -97,10 +92,7 @@ class BatchOrder(Message):
     attempt: int
     max_staleness: int
     entries: tuple[BatchEntry, ...]
-    terminal: dict[str, TerminalState]
-    """Groups that reached a terminal state since the previous order, these entries included."""
-    ledger: dict[str, Any]
-    cursor: int
+    cut: Cut
 
 
 class CommittedBatch(Message):
@@ -147,6 +139,17 @@ class StepSummary(Message):
     weights_digest: str
 
 
+class AttemptClose(Message):
+    """What is on record nowhere else when an attempt ends in order."""
+
+    attempt: int
+    how: Ending
+    version: int
+    cursor: int
+    terminal: dict[str, TerminalState]
+    carried: tuple[str, ...]
+
+
 class StepOrder(Message):
     plan: RunPlan
     version: int
@@ -170,6 +173,12 @@ class RunState(Message):
     draining: bool = False
     paused: bool = False
     dead_letters_in_a_row: int = 0
+    backlog: tuple[int, ...] = ()
+    """Positions below the cursor that are admitted before any new one: their groups were lost unfinished."""
+    pending: BatchOrder | None = None
+    """A batch that an earlier attempt committed and did not finish; the first to be trained."""
+    recovered: bool = False
+    """The state was rebuilt from S3 and nothing was admitted on it yet: the first admission is checked."""
 
 
 class BufferView(Message):
@@ -179,10 +188,13 @@ class BufferView(Message):
     """One letter a slot: O occupied, R reserved, '.' empty."""
 
 
+Phase = Literal["running", "paused", "draining", "stopping", "finished", "drained", "stopped", "failed"]
+
+
 class RunStatus(Message):
     run_id: str
     attempt: int
-    phase: Literal["running", "paused", "draining", "finished"]
+    phase: Phase
     version: int
     target_steps: int
     training: int | None

@@ -12,7 +12,15 @@ from typing import TypedDict
 from temporalio.common import RetryPolicy
 
 # A disagreement about content is not cured by trying again.
-_FATAL = ["ObjectConflict", "BatchConflict", "SchemaError", "BoundExceeded", "DatasetError", "ValidationError"]
+_FATAL = [
+    "ObjectConflict",
+    "BatchConflict",
+    "Fenced",
+    "SchemaError",
+    "BoundExceeded",
+    "DatasetError",
+    "ValidationError",
+]
 _FATAL_TRAINING = [*_FATAL, "TrainerConflict", "TrainerOutOfOrder", "TrainerBadBatch", "ReplayMismatch"]
 
 _HEARTBEAT = timedelta(seconds=15)
@@ -22,6 +30,7 @@ _HEARTBEAT = timedelta(seconds=15)
 class Options(TypedDict, total=False):
     task_queue: str
     start_to_close_timeout: timedelta
+    schedule_to_close_timeout: timedelta
     heartbeat_timeout: timedelta
     retry_policy: RetryPolicy
 
@@ -66,6 +75,16 @@ def store(run_id: str) -> Options:
         start_to_close_timeout=timedelta(minutes=30),
         heartbeat_timeout=_HEARTBEAT,
         retry_policy=_retry(20, _FATAL),
+    )
+
+
+def closing(run_id: str) -> Options:
+    """The last word of an attempt: worth some tries, not worth keeping an ending run open for a store that is down."""
+    return Options(
+        task_queue=queue(run_id, "orchestrator"),
+        start_to_close_timeout=timedelta(seconds=10),
+        schedule_to_close_timeout=timedelta(seconds=20),
+        retry_policy=_retry(3, _FATAL),
     )
 
 

@@ -13,29 +13,33 @@ A crash leaves: its history, or, when that is lost, the step records.
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+import contextlib
+from datetime import datetime, timedelta
+from typing import Literal
 
 from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from roadstead.activities.close import CloseAttempt
     from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, TerminalState, UnknownGroup
-    from roadstead.storage.references import StagedGroup
+    from roadstead.storage.references import Cut, Ending, StagedGroup, group_id
     from roadstead.workflows import options, search
     from roadstead.workflows.messages import (
         RUN_WORKFLOW,
         Admission,
+        AttemptClose,
         BatchEntry,
         BatchOrder,
         BufferView,
+        Phase,
         Placement,
         Release,
         RunState,
         RunStatus,
         StepOrder,
         StepSummary,
-        group_id,
         step_workflow_id,
     )
     from roadstead.workflows.training_step import TrainingStep, attributes
@@ -46,8 +50,11 @@ _DEAD_LETTER_BATCHES = 2
 _RECENT = 8
 """Finished steps kept for status; the records of all are on S3."""
 _LETTER = {SlotState.OCCUPIED: "O", SlotState.RESERVED: "R", SlotState.EMPTY: "."}
-_CLOSE = timedelta(seconds=60)
-"""How long an ending run waits for its steps to close."""
+_CLOSE, _CLOSE_STOPPING = timedelta(seconds=60), timedelta(seconds=5)
+"""How long an ending run waits for its steps to close; less when it was told to stop by a deadline."""
+_LOOK = timedelta(minutes=2)
+"""A run that nothing moved for so long asks its steps whether they are still there: nobody tells it when one is
+terminated from outside."""
 
 
 @workflow.defn(name=RUN_WORKFLOW)
@@ -73,13 +80,16 @@ class TrainingRun:
         self._terminal = dict(state.terminal)
         self._counts = dict(state.counts)
         self._recent = list(state.recent)
+        self._backlog = list(state.backlog)
+        self._pending, self._recovered = state.pending, state.recovered
         self._draining, self._paused = state.draining, state.paused
+        self._stop_by: datetime | None = None
         self._dead_letters_in_a_row = state.dead_letters_in_a_row
         self._training: int | None = None
         self._done: list[StepSummary] = []
         self._failed: str | None = None
         self._changed = True
-        self._steps_here = 0
+        self._steps_here = self._turns = 0
 
     # -- Updates: from activities -------------------------------------------------------------------------
 
@@ -152,6 +162,13 @@ class TrainingRun:
         self._draining = self._changed = True
 
     @workflow.signal
+    def stop(self, within_s: float) -> None:
+        """Admit nobody, begin no batch, end when the step in training is published, or within_s from now."""
+        by = workflow.now() + timedelta(seconds=within_s)
+        self._stop_by = by if self._stop_by is None else min(by, self._stop_by)
+        self._changed = True
+
+    @workflow.signal
     def pause(self) -> None:
         """Admit nobody until unpaused; what is in flight goes on."""
         self._paused = self._changed = True
@@ -168,35 +185,82 @@ class TrainingRun:
 
     @workflow.run
     async def run(self, state: RunState) -> RunStatus:
+        look = asyncio.create_task(self._look_after_steps())
         try:
             while not self._finished():
                 # Cleared before the state is looked at: handlers run at every await below.
                 self._changed = False
+                self._turns += 1
                 await self._open_step()
                 await self._refill()
                 await self._announce()
-                await workflow.wait_condition(lambda: self._changed)
+                await self._wait()
                 while self._done and self._failed is None:
                     await self._advance(self._done.pop(0))
                     if self._steps_here >= self._plan.steps_per_execution and not self._finished():
                         await self._continue_as_new()
         except asyncio.CancelledError:
-            await self._close_steps("abort")
+            look.cancel()
+            await self._end_attempt("cancelled")
             raise
+        look.cancel()
         if self._failed is not None:
-            await self._close_steps("abort")
+            await self._end_attempt("failed")
             raise ApplicationError(self._failed, type="RunFailed", non_retryable=True)
-        await self._close_steps("close")
+        await self._end_attempt(self._ending())
         await workflow.wait_condition(workflow.all_handlers_finished)
         return self._status()
+
+    async def _wait(self) -> None:
+        """Until something changed, or the time to stop has come."""
+        left = None if self._stop_by is None else max(timedelta(0), self._stop_by - workflow.now())
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(lambda: self._changed, timeout=left)
+
+    async def _look_after_steps(self) -> None:
+        """Ask the open steps whether they are there, whenever nothing changed for _LOOK."""
+        while True:
+            before = self._turns
+            await asyncio.sleep(_LOOK.total_seconds())
+            if self._turns == before:
+                for step in list(self._open_steps):
+                    await self._tell_step(step, "are_you_there")
 
     def _finished(self) -> bool:
         ledger = self._ledger
         if self._failed is not None or ledger.version >= self._plan.target_steps:
             return True
-        idle = self._training is None and not self._done and ledger.in_flight == 0
+        idle = self._training is None and not self._done
+        if self._stop_by is not None:
+            return idle or workflow.now() >= self._stop_by
+        idle = idle and self._pending is None and ledger.in_flight == 0
         ready = ledger.taken in ledger.buffers and ledger.state(ledger.taken) is BufferState.READY
         return self._draining and idle and not ready
+
+    def _ending(self) -> Literal["finished", "drained", "stopped"]:
+        """How a run that neither failed nor was cancelled ends."""
+        if self._ledger.version >= self._plan.target_steps:
+            return "finished"
+        return "stopped" if self._stop_by is not None else "drained"
+
+    async def _end_attempt(self, how: Ending) -> None:
+        """Close the steps, then put on record what no batch has recorded."""
+        await self._close_steps("close" if how in {"finished", "drained"} else "abort")
+        close = AttemptClose(
+            attempt=self._plan.attempt,
+            how=how,
+            version=self._ledger.version,
+            cursor=self._cursor,
+            terminal=self._terminal,
+            carried=tuple(self._placed),
+        )
+        try:
+            await workflow.execute_activity_method(
+                CloseAttempt.close_attempt, close, **options.closing(self._plan.run_id)
+            )
+        except ActivityError as error:
+            # A resume finds the same out from the batches and staged groups; only the reason is lost.
+            workflow.logger.error(f"the end of attempt {close.attempt} ({how}) is not on record: {error.cause}")
 
     async def _open_step(self) -> None:
         version = self._ledger.version
@@ -211,7 +275,8 @@ class TrainingRun:
             task_queue=options.queue(self._plan.run_id, "orchestrator"),
             # A step outlives this execution: only ABANDON survives the parent's continue-as-new (measured).
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+            # An earlier attempt's step may have closed under this id; `resume` has seen to it that none is open.
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             search_attributes=attributes(order),
         )
         workflow.upsert_search_attributes([search.POLICY_VERSION.value_set(version)])
@@ -225,15 +290,21 @@ class TrainingRun:
     async def _announce(self) -> None:
         """Hand the current buffer to its step when it is READY and the trainer is free."""
         ledger = self._ledger
-        if self._training is not None or ledger.version not in self._open_steps:
+        if self._training is not None or ledger.version not in self._open_steps or self._stop_by is not None:
             return
-        entries = []
+        order = self._pending or self._take()
+        if order is not None:
+            self._pending = None
+            self._training = order.step
+            await self._tell_step(order.step, "batch", order)
+
+    def _take(self) -> BatchOrder | None:
+        ledger, entries = self._ledger, []
         ages = {group: ledger.version_of(group) for group in self._placed}
         groups = ledger.take()
         if groups is None:
-            return
+            return None
         self._end_surplus()
-        step = self._training = ledger.version
         for slot, group in enumerate(groups):
             report = self._placed.pop(group)
             entries.append(
@@ -247,17 +318,14 @@ class TrainingRun:
                 )
             )
             self._end(group, "trained")
-        order = BatchOrder(
-            step=step,
+        terminal, self._terminal = self._terminal, {}
+        return BatchOrder(
+            step=ledger.version,
             attempt=self._plan.attempt,
             max_staleness=self._plan.max_staleness,
             entries=tuple(entries),
-            terminal=self._terminal,
-            ledger=ledger.to_dict(),
-            cursor=self._cursor,
+            cut=Cut(cursor=self._cursor, backlog=tuple(self._backlog), ledger=ledger.to_dict(), terminal=terminal),
         )
-        self._terminal = {}
-        await self._tell_step(step, "batch", order)
 
     async def _advance(self, summary: StepSummary) -> None:
         """A step is published: the policy version and the window move."""
@@ -274,8 +342,8 @@ class TrainingRun:
 
     async def _continue_as_new(self) -> None:
         await workflow.wait_condition(workflow.all_handlers_finished)
-        if self._done:
-            return  # a step finished meanwhile: its signal must not be lost
+        if self._done or self._stop_by is not None:
+            return  # a step finished meanwhile and its signal must not be lost, or the end is near anyway
         workflow.continue_as_new(
             RunState(
                 plan=self._plan,
@@ -291,31 +359,55 @@ class TrainingRun:
                 draining=self._draining,
                 paused=self._paused,
                 dead_letters_in_a_row=self._dead_letters_in_a_row,
+                backlog=tuple(self._backlog),
             )
         )
 
     async def _close_steps(self, how: str) -> None:
-        """Tell every open step to end and wait for them, at most _CLOSE."""
+        """Tell every open step to end and wait for them, in a bounded time."""
         for step in list(self._open_steps):
             await self._tell_step(step, how)
+        limit = _CLOSE if self._stop_by is None else _CLOSE_STOPPING
         try:
-            await workflow.wait_condition(lambda: not self._open_steps, timeout=_CLOSE)
+            await workflow.wait_condition(lambda: not self._open_steps, timeout=limit)
         except TimeoutError:
-            workflow.logger.error(f"steps {self._open_steps} did not close within {_CLOSE}; they end on their own")
+            workflow.logger.error(f"steps {self._open_steps} did not close within {limit}; they end on their own")
 
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _admit(self, version: int) -> Admission:
         positions: list[int] = []
         ledger, limit = self._ledger, self._plan.max_groups_in_flight
-        open_gate = version == ledger.version and not (self._draining or self._paused or self._failed)
-        while open_gate and (limit is None or ledger.in_flight < limit):
-            if ledger.reserve(group_id(self._cursor)) is None:
+        shut = self._draining or self._paused or self._stop_by is not None or self._failed
+        while version == ledger.version and not shut and (limit is None or ledger.in_flight < limit):
+            position = self._backlog[0] if self._backlog else self._cursor
+            if ledger.reserve(group_id(position)) is None:
                 break
-            positions.append(self._cursor)
-            self._cursor += 1
+            positions.append(position)
+            if self._backlog:
+                self._backlog.pop(0)
+            else:
+                self._cursor += 1
+        if self._recovered and positions:
+            self._recovered = False
+            if not self._proved(positions):
+                return Admission(version=version, reserved_at=_microseconds(), positions=())
         self._count("admitted", len(positions))
         return Admission(version=version, reserved_at=_microseconds(), positions=tuple(positions))
+
+    def _proved(self, positions: list[int]) -> bool:
+        """The first admission after a resume, counted without the ledger: what admission counters reset by a resume
+        let through (AReaL #1388: 344 groups instead of 24 at version 40, S = 2, B = 8) fails the run here."""
+        plan = self._plan
+        training = plan.groups_per_batch if self._training is not None or self._pending is not None else 0
+        allowed = (plan.max_staleness + 1) * plan.slots_per_buffer - len(self._placed) - training
+        if len(positions) <= allowed:
+            return True
+        self._failed = (
+            f"resume: the ledger admits {len(positions)} groups at version {self._ledger.version}, at most {allowed} "
+            f"keep max_staleness {plan.max_staleness}; nothing was generated. This is a bug: keep the run's records"
+        )
+        return False
 
     async def _tell_step(self, step: int, signal: str, *arguments: object) -> None:
         handle = workflow.get_external_workflow_handle(step_workflow_id(self._plan.run_id, step))
@@ -324,10 +416,10 @@ class TrainingRun:
         except ApplicationError as error:
             if error.type != "ExternalWorkflowExecutionNotFound":
                 raise
-            # It closed (failed, cancelled, terminated) under us. Only a lost order matters.
+            # It closed (failed, cancelled, terminated) under us. A step that was only to end may have.
+            if signal not in {"close", "abort"} and step in self._open_steps:
+                self._failed = self._failed or f"step {step} is gone: its workflow was terminated from outside"
             self._mark_closed(step)
-            if signal in {"admit", "batch"}:
-                self._failed = self._failed or f"step {step} is gone: its workflow was closed from outside"
 
     def _group_state(self, group: str) -> GroupState:
         try:
@@ -353,15 +445,21 @@ class TrainingRun:
             self._open_steps.remove(step)
         self._changed = True
 
+    def _phase(self) -> Phase:
+        if self._failed is not None:
+            return "failed"
+        if self._finished():
+            return self._ending()
+        if self._stop_by is not None:
+            return "stopping"
+        return "draining" if self._draining else "paused" if self._paused else "running"
+
     def _status(self) -> RunStatus:
         ledger, counts = self._ledger, self._counts
-        finished = self._finished()
         return RunStatus(
             run_id=self._plan.run_id,
             attempt=self._plan.attempt,
-            phase=(
-                "finished" if finished else "draining" if self._draining else "paused" if self._paused else "running"
-            ),
+            phase=self._phase(),
             version=ledger.version,
             target_steps=self._plan.target_steps,
             training=self._training,

@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from roadstead.activities.reserve import ReserveSlots
     from roadstead.activities.rollout import RolloutGroup
     from roadstead.activities.train import TrainStep
+    from roadstead.storage.references import group_id
     from roadstead.workflows import options, search
     from roadstead.workflows.messages import (
         STEP_WORKFLOW,
@@ -36,7 +37,6 @@ with workflow.unsafe.imports_passed_through():
         Release,
         StepOrder,
         TrainOrder,
-        group_id,
     )
 
 
@@ -68,6 +68,10 @@ class TrainingStep:
     def close(self) -> None:
         """The policy moved on: nobody is admitted under this version any more."""
         self._closed = True
+
+    @workflow.signal
+    def are_you_there(self) -> None:
+        """Nothing to do: a closed workflow can't be signalled, which is the answer."""
 
     @workflow.signal
     def abort(self) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 import uuid
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,18 +23,22 @@ from roadstead.activities.release import ReleaseSlot
 from roadstead.activities.reserve import ReserveSlots
 from roadstead.activities.run_handle import RunHandle
 from roadstead.cli.begin import ensure_search_attributes
-from roadstead.storage.references import StagedGroup
+from roadstead.staleness import Ledger, Slot
+from roadstead.storage.batches import BatchCommit, BatchGroup, StoredFile
+from roadstead.storage.recovery import Recovered
+from roadstead.storage.references import StagedGroup, group_id
 from roadstead.workers.orchestrator import runner
+from roadstead.workflows import training_run
 from roadstead.workflows.messages import (
     GroupOrder,
     Placement,
     RunPlan,
     RunState,
     RunStatus,
-    group_id,
     step_workflow_id,
 )
 from roadstead.workflows.options import queue
+from roadstead.workflows.restore import restore
 from roadstead.workflows.training_run import TrainingRun
 from roadstead.workflows.training_step import TrainingStep
 from tests.support.activities import World
@@ -67,7 +73,7 @@ async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[No
     ]
     async with contextlib.AsyncExitStack() as stack:
         for role, activities in {
-            "orchestrator": [world.persist_batch, world.publish_weights],
+            "orchestrator": [world.persist_batch, world.publish_weights, world.close_attempt],
             "ledger": bridge,
             "rollout": [world.rollout_group],
             "train": [world.train_step],
@@ -85,11 +91,13 @@ async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[No
         yield
 
 
-async def start(client: Client, the_plan: RunPlan) -> Run:
+async def start(client: Client, state: RunPlan | RunState) -> Run:
     await ensure_search_attributes(client)
+    state = state if isinstance(state, RunState) else RunState(plan=state)
+    the_plan = state.plan
     return await client.start_workflow(
         TrainingRun.run,
-        RunState(plan=the_plan),
+        state,
         id=the_plan.run_id,
         task_queue=queue(the_plan.run_id, "orchestrator"),
     )
@@ -181,7 +189,7 @@ async def test_an_engine_that_lagged_lowers_the_group_and_never_breaks_the_bound
     status = await run_to_end(temporal, the_plan, world)
     check_batches(the_plan, world)
     assert status.admitted == status.trained + status.expired
-    terminal = [state for order in world.batches.values() for state in order.terminal.values()]
+    terminal = [state for order in world.batches.values() for state in order.cut.terminal.values()]
     assert status.expired == terminal.count("expired") > 0, "lowered out of every buffer is recorded, not dropped"
 
 
@@ -190,7 +198,8 @@ async def test_groups_that_cannot_be_generated_are_dead_lettered_and_replaced(te
     world = World(broken=lambda order: order.position % 4 == 1)
     status = await run_to_end(temporal, the_plan, world)
     check_batches(the_plan, world)
-    dead = {group for order in world.batches.values() for group, state in order.terminal.items() if state != "trained"}
+    terminal = [item for order in world.batches.values() for item in order.cut.terminal.items()]
+    dead = {group for group, state in terminal if state != "trained"}
     assert status.dead_lettered >= len(dead) > 0
     assert all(int(group[1:]) % 4 == 1 for group in dead)
     assert status.admitted == status.trained + status.dead_lettered
@@ -220,6 +229,8 @@ async def test_drain_trains_what_is_complete_and_admits_nobody(temporal: Client)
     assert status.in_flight == 0 and status.waiting < the_plan.groups_per_batch
     assert status.admitted == status.trained + status.waiting
     check_batches(the_plan.model_copy(update={"target_steps": status.version}), world)
+    (close,) = world.closed
+    assert status.phase == close.how == "drained" and len(close.carried) == status.waiting
 
 
 async def test_pause_admits_nobody_until_unpaused(temporal: Client) -> None:
@@ -262,6 +273,149 @@ async def test_cancelling_a_step_fails_the_run_and_says_so(temporal: Client) -> 
         with pytest.raises(WorkflowFailureError) as failure:
             await asyncio.wait_for(handle.result(), LIMIT_S)
     assert "step 0: its workflow was cancelled from outside" in str(failure.value.cause)
+
+
+async def test_stop_publishes_the_step_in_training_and_begins_no_other(temporal: Client) -> None:
+    the_plan, world = plan(target_steps=1000), World(generation_s=long_tail, training_s=1.0)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        while len(world.batches) < 3:
+            await asyncio.sleep(0.02)
+        await handle.signal("stop", 30.0)
+        status = await asyncio.wait_for(handle.result(), 15)
+    assert status.phase == "stopped" and status.version == 3 == len(world.batches), "not one more"
+    check_batches(the_plan.model_copy(update={"target_steps": 3}), world)
+    (close,) = world.closed
+    assert (close.how, close.version, close.attempt) == ("stopped", 3, 1)
+    trained = {entry.group_id for order in world.batches.values() for entry in order.entries}
+    assert set(close.carried).isdisjoint(trained) and close.cursor == status.admitted
+    assert set(world.generated) >= set(close.carried) | trained
+
+
+async def test_stop_does_not_wait_past_its_time_for_a_step_that_hangs(temporal: Client) -> None:
+    the_plan, world = plan(target_steps=1000), World(training_s=600.0)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        while not world.batches:
+            await asyncio.sleep(0.02)
+        began = time.monotonic()
+        await handle.signal("stop", 2.0)
+        status = await asyncio.wait_for(handle.result(), 30)
+        assert 1.5 < time.monotonic() - began < 20
+    assert (status.phase, status.version) == ("stopped", 0)
+
+
+def recovered(the_plan: RunPlan, version: int, staged: list[tuple[int, int]], **changes: Any) -> Recovered:
+    """staged: (position, oldest version)."""
+    groups = tuple(
+        StagedGroup(
+            group_id=group_id(position),
+            attempt=1,
+            digest=f"digest-of-{group_id(position)}",
+            trajectories=4,
+            tokens=40,
+            oldest_version=oldest,
+            newest_version=oldest,
+            mean_reward=0.5,
+        )
+        for position, oldest in staged
+    )
+    values = {"attempt": 1, "pending": None, "cursor": version * the_plan.groups_per_batch, "backlog": ()}
+    return Recovered(version=version, staged=groups, **{**values, **changes})
+
+
+@pytest.mark.parametrize("ready", [0, 3, 4, 8, 12])
+async def test_a_resumed_run_keeps_staged_groups_and_serves_lost_prompts_again(temporal: Client, ready: int) -> None:
+    """ready = 4 is the next batch complete at once: nothing may wait for a finished group to start it."""
+    the_plan, world = plan(attempt=2, target_steps=14), World()
+    staged = [(40 + i, 10) for i in range(ready)]
+    lost = tuple(range(40 + ready, 43 + ready))
+    found = recovered(the_plan, 10, staged, cursor=43 + ready, backlog=lost)
+    restored = restore(the_plan, found, 4, now=0)
+    assert restored.terminal == {} and len(restored.carried) == ready
+    async with workers(temporal, the_plan.run_id, world):
+        status = await asyncio.wait_for((await start(temporal, restored.state)).result(), LIMIT_S)
+    assert status.version == 14 and sorted(world.batches) == [10, 11, 12, 13]
+    trained = [entry.group_id for order in world.batches.values() for entry in order.entries]
+    assert sorted(trained) == [group_id(position) for position in range(40, 56)], "none skipped, none twice"
+    assert {entry.attempt for order in world.batches.values() for entry in order.entries} == ({1, 2} if ready else {2})
+    for step, order in world.batches.items():
+        assert all(entry.v_traj <= step <= entry.v_traj + the_plan.max_staleness for entry in order.entries)
+
+
+async def test_a_committed_batch_of_an_earlier_attempt_is_trained_first_and_as_it_is(temporal: Client) -> None:
+    the_plan, world = plan(attempt=2, target_steps=12), World()
+    commit = BatchCommit(
+        run_id=the_plan.run_id,
+        attempt=1,
+        step=10,
+        digest="b",
+        data=StoredFile(key="d", bytes=1, sha256="x"),
+        stats=StoredFile(key="s", bytes=1, sha256="x"),
+        rows=16,
+        response_tokens=160,
+        max_staleness=1,
+        groups=tuple(
+            BatchGroup(slot=i, group_id=group_id(40 + i), attempt=1, digest=f"d{i}", v_traj=9) for i in range(4)
+        ),
+    )
+    found = recovered(the_plan, 10, [(44, 10)], pending=commit, cursor=46, backlog=(45,))
+    restored = restore(the_plan, found, 4, now=0)
+    async with workers(temporal, the_plan.run_id, world):
+        await asyncio.wait_for((await start(temporal, restored.state)).result(), LIMIT_S)
+    first = world.batches[10]
+    assert [(e.group_id, e.digest, e.attempt) for e in first.entries] == [
+        (group_id(40 + i), f"d{i}", 1) for i in range(4)
+    ]
+    assert first.cut.terminal == {group_id(40 + i): "trained" for i in range(4)}
+    assert {e.group_id for e in world.batches[11].entries} == {group_id(position) for position in range(44, 48)}
+
+
+async def test_a_burst_at_resume_fails_the_run_before_anything_is_generated(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive counter reset (AReaL #1388): version 40, S = 2, B = 8 opens 344 places instead of 24."""
+    granted: dict[Ledger, int] = {}
+
+    def naive(self: Ledger, group: str, version: int | None = None) -> Slot | None:
+        """Admission by a counter of accepted groups that starts from zero: (S + version + 1) x B - accepted."""
+        accepted = granted.setdefault(self, 0)
+        if accepted >= (self.max_staleness + self.version + 1) * self.batch_size:
+            return None
+        granted[self] += 1
+        return Slot(self.version, 0)
+
+    the_plan = plan(attempt=2, target_steps=60, groups_per_batch=8, slots_per_buffer=8)
+    state = restore(the_plan, recovered(the_plan, 40, []), 4, now=0).state
+    world = World()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "reserve", naive)
+        async with workers(temporal, the_plan.run_id, world):
+            with pytest.raises(WorkflowFailureError) as failure:
+                await asyncio.wait_for((await start(temporal, state)).result(), LIMIT_S)
+    assert "admits 344 groups at version 40, at most 24" in str(failure.value.cause)
+    assert world.generated.total() == 0 and world.batches == {}, "before anything is generated"
+    healthy = plan(attempt=2, target_steps=41, groups_per_batch=8, slots_per_buffer=8)
+    async with workers(temporal, healthy.run_id, world):
+        status = await asyncio.wait_for(
+            (await start(temporal, restore(healthy, recovered(healthy, 40, []), 4, now=0).state)).result(), LIMIT_S
+        )
+    assert (status.version, status.admitted - 320) == (41, 8)
+
+
+async def test_a_step_terminated_from_outside_is_missed_within_the_look(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_run, "_LOOK", timedelta(seconds=1))
+    the_plan, world = plan(target_steps=50), World(generation_s=lambda order: 300.0)
+    async with workers(temporal, the_plan.run_id, world):
+        handle = await start(temporal, the_plan)
+        await asyncio.wait_for(world.started.wait(), LIMIT_S)
+        await temporal.get_workflow_handle(step_workflow_id(the_plan.run_id, 0)).terminate("by hand")
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(handle.result(), 30)
+    assert "step 0 is gone: its workflow was terminated from outside" in str(failure.value.cause)
+    assert [close.how for close in world.closed] == ["failed"]
 
 
 async def test_every_history_replays(temporal: Client) -> None:

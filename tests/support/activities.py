@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from roadstead.storage.references import StagedGroup
+from roadstead.storage.references import StagedGroup, group_id
 from roadstead.workflows.messages import (
+    AttemptClose,
     BatchOrder,
     CommittedBatch,
     GroupOrder,
@@ -23,7 +24,6 @@ from roadstead.workflows.messages import (
     StepSummary,
     TrainedStep,
     TrainOrder,
-    group_id,
 )
 
 
@@ -46,6 +46,7 @@ class World:
     generated: Counter[str] = field(default_factory=Counter)
     trained: Counter[int] = field(default_factory=Counter)
     admitted_under: dict[str, int] = field(default_factory=dict)
+    closed: list[AttemptClose] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @activity.defn
@@ -110,3 +111,7 @@ class World:
             applied=True,
             weights_digest=f"w{order.batch.step + 1}",
         )
+
+    @activity.defn
+    async def close_attempt(self, close: AttemptClose) -> None:
+        self.closed.append(close)

@@ -13,6 +13,7 @@ from roadstead.config import parse
 from roadstead.storage import batches, groups, steps, train_rows, weights
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectCorrupt, ObjectMissing
+from roadstead.storage.references import Cut
 from roadstead.storage.train_rows import TrainResult
 from roadstead.workflows.messages import BatchEntry, BatchOrder, PublishOrder
 from tests.support.memory_store import MemoryStore
@@ -42,9 +43,7 @@ def staged_order(store: MemoryStore, *, step: int, versions: list[int], bound: i
         attempt=1,
         max_staleness=bound,
         entries=tuple(entries),
-        terminal={entry.group_id: "trained" for entry in entries},
-        ledger={},
-        cursor=len(entries),
+        cut=Cut(cursor=len(entries), ledger={}, terminal={entry.group_id: "trained" for entry in entries}),
     )
 
 
@@ -113,5 +112,5 @@ async def test_publication_writes_manifest_hint_record_in_this_order() -> None:
     assert store.mutations == [KEYS.weights_manifest(1), KEYS.latest_weights, KEYS.step_record(0)]
     record = steps.find(store, KEYS, 0)
     assert record is not None and summary.weights_digest == record.weights_out == "w1"
-    assert record.weights_in == zero.digest and record.terminal == order.terminal and record.cursor == 2
+    assert record.weights_in == zero.digest and record.terminal == order.cut.terminal and record.cursor == 2
     assert await ActivityEnvironment().run(publish.publish_weights, both) == summary
