@@ -2,8 +2,10 @@
 STEPS ?= 40
 MAX_STALENESS ?= 2
 SEED ?= 0
+N ?= 3
+CHAOS ?=
 
-.PHONY: demo test unit integration mutation lint format setup clean help
+.PHONY: demo test unit integration chaos mutation long lint format setup clean help
 
 help:            ## This list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -20,8 +22,14 @@ unit: setup      ## Tests of pure parts, seconds
 integration: setup ## Tests on real servers, minutes
 	.venv/bin/python -m pytest tests/integration
 
+chaos: setup     ## Seeded kills, hangs and faults on the real stack, checked from S3; N runs from SEED; CHAOS=options
+	.venv/bin/python -m tests.chaos --runs $(N) --seed $(SEED) $(CHAOS)
+
 mutation: setup  ## The ledger's 66 mutants against its tests, 12 minutes
 	.venv/bin/python -m pytest tests/unit/staleness/mutants.py -m mutation
+
+long: setup      ## A run of STEPS steps (default 10000, hours): histories and memory stay flat
+	.venv/bin/python -m tests.long --steps $(if $(filter command line,$(origin STEPS)),$(STEPS),10000)
 
 lint: setup      ## ruff and mypy
 	.venv/bin/ruff check .

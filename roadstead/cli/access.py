@@ -64,10 +64,7 @@ def _read(store: ObjectStore, keys: RunKeys, read: Callable[[ObjectStore, RunKey
 
 def recorded_config(store: ObjectStore, keys: RunKeys) -> RunConfig:
     """The run's configuration as its last attempt had it: addresses are this machine's own."""
-    values = runs.read(store, keys).config
-    for attempt in runs.attempts(store, keys):
-        values = attempt.config or values
-    return parse(values, store.url(keys.run))
+    return parse(runs.current_config(store, keys), store.url(keys.run))
 
 
 @contextlib.asynccontextmanager

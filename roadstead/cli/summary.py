@@ -51,7 +51,7 @@ class Summary:
 
 def summarize(store: ObjectStore, keys: RunKeys) -> Summary:
     """Raises ObjectMissing when there is no such run, ObjectCorrupt when a record can't be read."""
-    run = runs.read(store, keys)
+    config = runs.current_config(store, keys)
     records = steps.all_of(store, keys)
     commits = [batches.find(store, keys, record.step) for record in records]
     terminal: dict[str, int] = {}
@@ -63,7 +63,7 @@ def summarize(store: ObjectStore, keys: RunKeys) -> Summary:
         run_id=keys.run_id,
         location=store.url(keys.root),
         steps=len(records),
-        target_steps=int(run.config["training"]["steps"]),
+        target_steps=int(config["training"]["steps"]),
         admitted=records[-1].cursor if records else 0,
         trained_groups=terminal.pop("trained", 0),
         other_terminal=terminal,
@@ -72,7 +72,7 @@ def summarize(store: ObjectStore, keys: RunKeys) -> Summary:
         reward_first=_mean(rewards[:WINDOW]),
         reward_last=_mean(rewards[-WINDOW:]),
         max_staleness=max((commit.max_staleness for commit in commits if commit), default=None),
-        staleness_bound=int(run.config["staleness"]["max_staleness"]),
+        staleness_bound=int(config["staleness"]["max_staleness"]),
         skipped_updates=sum(not record.metrics.applied for record in records),
     )
 

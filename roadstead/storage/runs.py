@@ -131,6 +131,14 @@ def attempts(store: ObjectStore, keys: RunKeys) -> list[AttemptRecord]:
     return found
 
 
+def current_config(store: ObjectStore, keys: RunKeys) -> dict[str, Any]:
+    """The run's configuration as its last attempt has it. Raises ObjectMissing, ObjectCorrupt."""
+    config = read(store, keys).config
+    for attempt in attempts(store, keys):
+        config = attempt.config or config
+    return config
+
+
 def check_current(store: ObjectStore, keys: RunKeys, attempt: int) -> None:
     """Raises Fenced when a newer attempt is on record. Asked before and after each commit.
 

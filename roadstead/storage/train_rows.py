@@ -63,6 +63,9 @@ class TrainResult(Frozen):
     batch_digest: str
     weights: WeightsRef
     metrics: TrainMetrics
+    training: dict[str, Any] | None = None
+    """The `training` section that the step was trained under: a resumed run may have changed it, and a replay must
+    not. Null in results older than that."""
 
 
 def write(store: ObjectStore, keys: RunKeys, rows: Sequence[Mapping[str, Any]], result: TrainResult) -> TrainResult:

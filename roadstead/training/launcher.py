@@ -1,4 +1,6 @@
-"""Starts the trainer group: `python -m roadstead.training.launcher --config ... --socket ... --folder ...`.
+"""Starts a trainer group: `python -m roadstead.training.launcher --config ... --folder ... --socket ...`.
+
+With `--ask FILE` in place of the socket it is the group of a replay, which answers one question and ends.
 
 Owns: the torchrun command, its environment, the rendezvous port. Never touches: steps, the store.
 Invariant: the launcher is torchrun's agent itself; it dies with its parent, and the ranks die with it.
@@ -25,7 +27,31 @@ _AGENT = (sys.executable, "-m", "torch.distributed.run")
 
 
 def command(config: RunConfig, config_path: Path, socket: Path, folder: Path, rdzv_port: int) -> list[str]:
-    """The torchrun command of the group.
+    """The torchrun command of the group that trains."""
+    return [
+        *_torchrun(config, rdzv_port, _MAX_RESTARTS),
+        "--module",
+        "roadstead.training.rank",
+        f"--config={config_path}",
+        f"--socket={socket}",
+        f"--folder={folder}",
+    ]
+
+
+def replay_command(config: RunConfig, config_path: Path, ask: Path, folder: Path, rdzv_port: int) -> list[str]:
+    """The torchrun command of a group that answers `ask`. It is not restarted: whoever asked is told."""
+    return [
+        *_torchrun(config, rdzv_port, 0),
+        "--module",
+        "roadstead.training.replay_rank",
+        f"--config={config_path}",
+        f"--ask={ask}",
+        f"--folder={folder}",
+    ]
+
+
+def _torchrun(config: RunConfig, rdzv_port: int, max_restarts: int) -> list[str]:
+    """Up to the module.
 
     The c10d rendezvous, because a static one (--master-addr) hands the restarted ranks the addresses of the dead
     ones (torch 2.13 with gloo: 4 of 4 restarts failed; pytorch issue 135712).
@@ -33,17 +59,12 @@ def command(config: RunConfig, config_path: Path, socket: Path, folder: Path, rd
     return [
         *_AGENT,
         f"--nproc-per-node={config.training.ranks}",
-        f"--max-restarts={_MAX_RESTARTS}",
+        f"--max-restarts={max_restarts}",
         "--monitor-interval=0.1",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{rdzv_port}",
         f"--rdzv-id={config.name}",
         "--local-addr=127.0.0.1",
-        "--module",
-        "roadstead.training.rank",
-        f"--config={config_path}",
-        f"--socket={socket}",
-        f"--folder={folder}",
     ]
 
 
@@ -67,12 +88,17 @@ def main() -> None:
     die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m roadstead.training.launcher", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    arguments = parser.parse_args()
-    config = load(arguments.config)
+    purpose = parser.add_mutually_exclusive_group(required=True)
+    purpose.add_argument("--socket", type=Path)
+    purpose.add_argument("--ask", type=Path)
+    given = parser.parse_args()
+    config = load(given.config)
     os.environ.update(environment(config))
-    line = command(config, arguments.config, arguments.socket, arguments.folder, _free_port())
+    if given.ask is not None:
+        line = replay_command(config, given.config, given.ask, given.folder, _free_port())
+    else:
+        line = command(config, given.config, given.socket, given.folder, _free_port())
 
     from torch.distributed import run
 

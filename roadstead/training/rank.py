@@ -1,6 +1,6 @@
 """One rank of the trainer: `python -m roadstead.training.rank --config RUN.yaml --socket PATH --folder DIR`.
 
-Owns: the process from boot to exit: waiting for version 0, building the group, restoring, serving.
+Owns: the process from boot to exit: waiting for version 0, serving. `boot` builds the group and restores.
 Never touches: the answer to a command (the service's), the optimizer (the trainer's).
 Invariant: after an error in a collective phase the process exits with 1, and the launcher restarts the group as a
 whole; nothing is repaired in place.
@@ -21,9 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roadstead.config import RunConfig, load
+from roadstead.config import RunConfig, TrainingSection, load
 from roadstead.process import die_with_parent
-from roadstead.storage import checkpoints, weights
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.open import open_run
 from roadstead.training.folder_lock import lock_folder
@@ -58,29 +57,23 @@ class Rank:
         service = self._open_service() if self._rank == 0 else None
         # Heavy imports come after the socket answers, so that a boot can be watched.
         self._state.enter("boot: importing torch and DeepSpeed")
-        import torch
         import torch.distributed as dist
 
-        from roadstead.training import group as groups
-        from roadstead.training.trainer import Trainer
+        from roadstead.training.boot import build_trainer, join_group
 
         self._await_weights()
         self._state.enter("boot: waiting for the other ranks")
-        cuda = self._config.engine.device == "cuda"
-        if cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.use_deterministic_algorithms(True, warn_only=cuda)
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=groups.COLLECTIVE_TIMEOUT)
-        group = groups.RankGroup()
-
-        self._state.enter("boot: downloading weights v=0")
-        model_folder = self._folder / "weights-v0"
-        if self._rank == 0:
-            weights.download(self._store, weights.manifest_of(self._store, self._keys, 0), model_folder)
-        dist.barrier()
-        self._state.enter("boot: building the DeepSpeed engine")
-        trainer = Trainer(self._config, model_folder, group.control)
-        self._restore(trainer)
+        group = join_group(self._config)
+        # The newest checkpoint of all; the service replays from there.
+        trainer, _ = build_trainer(
+            self._config,
+            self._store,
+            self._keys,
+            group,
+            self._folder,
+            self._config.training.steps,
+            self._state.enter,
+        )
         if service is not None:
             service.ready(
                 group,
@@ -99,6 +92,8 @@ class Rank:
             record = BatchCommit.model_validate_json(operation["commit"])
             # Rank 0 brings the batch that it has proved; every other rank reads and proves it itself.
             batch = batch or read_batch(self._store, record, trainer.vocabulary)
+            # Also at the first step: a checkpoint brings back the learning rate and clipping norm it was saved with.
+            trainer.use(TrainingSection.model_validate_json(operation["training"]))
             return trainer.train(record.step, batch, folder)
 
         group.serve(execute)
@@ -134,32 +129,14 @@ class Rank:
                 )
             time.sleep(_POLL_S)
 
-    def _restore(self, trainer: Any) -> None:
-        """Take over the newest complete checkpoint, if any; the service replays from there. Collective."""
-        import torch.distributed as dist
 
-        box: list[Any] = [None]
-        folder = self._folder / "restore"
-        if self._rank == 0:
-            manifest = checkpoints.newest(self._store, self._keys, self._config.training.steps)
-            if manifest is not None:
-                self._state.enter(f"boot: restoring checkpoint v={manifest.version}")
-                checkpoints.download(self._store, manifest, folder)
-                box = [manifest.model_dump_json()]
-        # Over the default group, whose timeout has room for the download.
-        dist.broadcast_object_list(box, src=0, device=trainer.device)
-        if box[0] is None:
-            return
-        manifest = checkpoints.CheckpointManifest.model_validate_json(box[0])
-        trainer.load(folder, manifest)
-        digest = trainer.digest()
-        if digest is not None and digest != manifest.weights_digest:
-            raise RuntimeError(
-                f"checkpoint v={manifest.version} loads as weights {digest}, it was saved as {manifest.weights_digest}"
-            )
-        dist.barrier()
-        if self._rank == 0:
-            shutil.rmtree(folder)
+def configure_logging() -> None:
+    """What a rank's log holds. Before the heavy imports."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("botocore", "boto3", "urllib3", "DeepSpeed"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # DeepSpeed calls collectives under names that torch renames; said at every step, it hides what matters.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
 
 
 def main() -> None:
@@ -169,11 +146,7 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for noisy in ("botocore", "boto3", "urllib3", "DeepSpeed"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    # DeepSpeed calls collectives under names that torch renames; said at every step, it hides what matters.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    configure_logging()
     rank = Rank(load(arguments.config), arguments.socket, arguments.folder)
     try:
         rank.run()

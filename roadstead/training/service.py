@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roadstead.config import RunConfig
+import pyarrow as pa
+
+from roadstead.config import RunConfig, TrainingSection
 from roadstead.storage import batches, checkpoints, train_rows, weights
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.checkpoints import CheckpointManifest
@@ -221,14 +223,20 @@ class TrainService:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             watch.enter("train")
-            outcome = self._step(record, batch, ready, folder)
+            outcome = self._step(record, batch, ready, folder, self._config.training)
             watch.enter("upload")
             version = record.step + 1
             files = tuple(
                 weights.upload_file(self._store, self._keys, version, path) for path in sorted(folder.iterdir())
             )
             ref = weights.WeightsRef(version=version, digest=outcome.digest, files=files)
-            result = TrainResult(step=record.step, batch_digest=record.digest, weights=ref, metrics=outcome.metrics)
+            result = TrainResult(
+                step=record.step,
+                batch_digest=record.digest,
+                weights=ref,
+                metrics=outcome.metrics,
+                training=self._config.training.model_dump(mode="json"),
+            )
             result = train_rows.write(self._store, self._keys, outcome.rows, result)
             if version % self._config.training.checkpoint_every == 0 or version == self._config.training.steps:
                 watch.enter("checkpoint")
@@ -251,8 +259,11 @@ class TrainService:
                     f"committed batch to replay ({self._store.url(self._keys.batch_commit(step))}); train it first"
                 )
             record = self._committed(step)
-            outcome = self._step(record, self._batch(record, ready), ready, None)
             recorded = train_rows.find(self._store, self._keys, step, record.digest)
+            # A resume may have changed the settings since; the weights to come out are those of then.
+            then = recorded.training if recorded is not None else None
+            training = self._config.training if then is None else TrainingSection.model_validate(then)
+            outcome = self._step(record, self._batch(record, ready), ready, None, training)
             if recorded is None or recorded.weights.digest == outcome.digest:
                 continue
             text = (
@@ -268,10 +279,18 @@ class TrainService:
             )
             raise ReplayMismatch(self._mismatch)
 
-    def _step(self, record: BatchCommit, batch: TrainingBatch, ready: _Ready, folder: Path | None) -> StepOutcome:
+    def _step(
+        self,
+        record: BatchCommit,
+        batch: TrainingBatch,
+        ready: _Ready,
+        folder: Path | None,
+        training: TrainingSection,
+    ) -> StepOutcome:
         operation = {
             "op": "train",
             "commit": record.model_dump_json(),
+            "training": training.model_dump_json(),
             "folder": None if folder is None else str(folder),
         }
         outcome: StepOutcome = ready.group.call(operation, batch)
@@ -310,13 +329,17 @@ class TrainService:
         return read_batch(self._store, record, ready.vocabulary)
 
 
-def read_batch(store: ObjectStore, record: BatchCommit, vocabulary: int) -> TrainingBatch:
+def read_table(store: ObjectStore, record: BatchCommit) -> pa.Table:
     """The committed batch, proved. Raises TrainerBadBatch; StoreError when the store does not answer."""
     try:
-        table = batches.read(store, record)
+        return batches.read(store, record)
     except (ObjectCorrupt, ObjectMissing, SchemaError) as error:
         raise TrainerBadBatch(f"batch of step {record.step}: {error}") from error
-    return TrainingBatch.from_table(table, vocabulary)
+
+
+def read_batch(store: ObjectStore, record: BatchCommit, vocabulary: int) -> TrainingBatch:
+    """The committed batch as the trainer takes it. Raises as `read_table` does."""
+    return TrainingBatch.from_table(read_table(store, record), vocabulary)
 
 
 class _Watch:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import transformers
 from safetensors import safe_open
 
-from roadstead.config import RunConfig
+from roadstead.config import RunConfig, TrainingSection
 from roadstead.storage.checkpoints import CheckpointManifest
 from roadstead.storage.train_rows import TrainMetrics
 from roadstead.training.batch_rows import TrainingBatch
@@ -49,14 +49,20 @@ class CheckpointUnusable(RuntimeError):
 
 
 @dataclass(frozen=True)
-class StepOutcome:
-    """What a step gave, on rank 0."""
+class Effects:
+    """What a batch gave, on rank 0."""
 
     metrics: TrainMetrics
-    digest: str
-    """Weights digest after the step."""
     rows: list[dict[str, Any]]
     """Train rows, in the batch's order."""
+
+
+@dataclass(frozen=True)
+class StepOutcome(Effects):
+    """What a step gave, on rank 0."""
+
+    digest: str
+    """Weights digest after the step."""
 
 
 class Trainer:
@@ -69,6 +75,7 @@ class Trainer:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self.version = 0
         """Policy version held. Ours: DeepSpeed's global_steps is no count of weights that moved either."""
+        self._probed = False
         torch.manual_seed(config.seed + self._rank)
         np.random.seed(config.seed + self._rank)
         random.seed(config.seed + self._rank)
@@ -103,6 +110,18 @@ class Trainer:
             "transformers": transformers.__version__,
         }
 
+    def use(self, training: TrainingSection) -> None:
+        """Train with these settings from here on. Ranks and ZeRO stage stay what the engine was built with.
+
+        Learning rate, betas, weight decay and the clipping norm live in DeepSpeed's optimizer, where loading a
+        checkpoint replaces those of the configuration by the saved ones.
+        """
+        self._config = self._config.model_copy(update={"training": training})
+        optimizer = self._engine.optimizer
+        optimizer.clip_grad = training.max_grad_norm
+        for group in optimizer.param_groups:
+            group |= {"lr": training.learning_rate, "betas": training.betas, "weight_decay": training.weight_decay}
+
     def train(self, step: int, batch: TrainingBatch, folder: Path | None) -> StepOutcome | None:
         """Train version `step` on its batch; the outcome on rank 0, None elsewhere. Collective.
 
@@ -110,6 +129,36 @@ class Trainer:
         """
         if step != self.version:
             raise RuntimeError(f"asked to train step {step} while holding version {self.version}")
+        if self._probed:
+            raise RuntimeError(f"asked to train step {step} after a probe, which spoils Adam's moments; load first")
+        effects = self._optimize(batch)
+        self.version += 1
+        digest = export(self._engine.module, self._rank, folder)
+        if effects is None:
+            return None
+        assert digest is not None
+        return StepOutcome(metrics=effects.metrics, rows=effects.rows, digest=digest)
+
+    def probe(self, batch: TrainingBatch) -> Effects | None:
+        """What training on `batch` would give, without moving the weights; on rank 0, None elsewhere. Collective.
+
+        It is the step itself at learning rate 0, so that loss, gradient and norm are the step's own, bit for bit,
+        on every ZeRO stage. AdamW then subtracts 0 times a finite number from each weight: gradients that are not
+        finite are skipped as a whole, and weight decay is scaled by the rate. The moments do move; they have no
+        part in a gradient, but nothing may be trained on them: `train` refuses until `load`.
+        """
+        self._probed = True
+        groups = self._engine.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = 0.0
+        effects = self._optimize(batch)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        return effects
+
+    def _optimize(self, batch: TrainingBatch) -> Effects | None:
+        """Forward, backward and one optimizer step."""
         training = self._config.training
         # A batch whose rewards all failed has no loss tokens; it makes a step of zero gradient, not a division by 0.
         divisor = max(1, batch.loss_tokens)
@@ -125,20 +174,17 @@ class Trainer:
             columns = [t.detach().cpu().split(counts) for t in (logprobs, loss.importance, loss.per_token)]
             mine |= {index: RowTokens(*(column[k].numpy() for column in columns)) for k, index in enumerate(indices)}
         self._engine.step()
-        self.version += 1
         applied = bool(self._engine.was_step_applied())
         norm = self._engine.get_global_grad_norm()
         parts: list[Any] = [None] * self._ranks
-        # Before the export: the control group's short timeout has no room for the files of a large model.
+        # Not after an export: the control group's short timeout has no room for the files of a large model.
         dist.gather_object(mine, parts if self._rank == 0 else None, dst=0, group=self._control)
-        digest = export(self._engine.module, self._rank, folder)
         if self._rank != 0:
             return None
-        assert digest is not None
         done = {index: tokens for part in parts for index, tokens in part.items()}
         tokens = [done[i] for i in range(len(batch.rows))]
         cap = training.importance_cap
-        return StepOutcome(
+        return Effects(
             metrics=step_metrics(
                 batch.rows,
                 tokens,
@@ -149,7 +195,6 @@ class Trainer:
                 applied=applied,
                 learning_rate=float(self._engine.get_lr()[0]),
             ),
-            digest=digest,
             rows=[train_row(row, t, cap, divisor) for row, t in zip(batch.rows, tokens, strict=True)],
         )
 
@@ -161,7 +206,11 @@ class Trainer:
         dist.barrier()
 
     def load(self, folder: Path, manifest: CheckpointManifest) -> None:
-        """Take over a verified checkpoint. Only into a fresh engine. Raises CheckpointUnusable. Collective."""
+        """Take over a verified checkpoint, also into an engine that has trained on. Collective.
+
+        Raises CheckpointUnusable, also when other weights come out of it than went in: DeepSpeed loads flipped
+        bits silently.
+        """
         mine = {**self.settings, "ranks": self._ranks}
         theirs = {**manifest.settings, "ranks": manifest.world_size}
         for setting in ("ranks", "zero_stage", "dtype"):
@@ -170,18 +219,23 @@ class Trainer:
                     f"checkpoint v={manifest.version} was saved with {setting} {theirs.get(setting)}, this run has "
                     f"{mine[setting]}; set it back"
                 )
-        changed = {name: (theirs.get(name), mine[name]) for name in mine if theirs.get(name) != mine[name]}
-        if changed:
+        if changed := changed_settings(manifest, self.settings):
             log.warning("checkpoint v=%d was saved under other settings (then, now): %s", manifest.version, changed)
         path, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
         if path is None:  # DeepSpeed warns and would train from scratch
             raise CheckpointUnusable(f"DeepSpeed found nothing to load in checkpoint v={manifest.version}")
         _set_rng_state(torch.load(folder / _TAG / f"rng_rank{self._rank}.pt", weights_only=False))
         self.version = manifest.version
+        self._probed = False
+        digest = self.digest()
+        if digest is not None and digest != manifest.weights_digest:
+            raise CheckpointUnusable(
+                f"checkpoint v={manifest.version} loads as weights {digest}, it was saved as {manifest.weights_digest}"
+            )
 
-    def digest(self) -> str | None:
-        """Digest of the weights held, on rank 0. Collective."""
-        return export(self._engine.module, self._rank, None)
+    def digest(self, folder: Path | None = None) -> str | None:
+        """Digest of the weights held, on rank 0, which exports them to `folder` if there is one. Collective."""
+        return export(self._engine.module, self._rank, folder)
 
     def _forward(self, micro: MicroBatch) -> tuple[Any, TokenLoss]:
         """Log-probabilities [T] and loss of a micro-batch, with gradient."""
@@ -189,6 +243,11 @@ class Trainer:
         logprobs = chosen_logprobs(out.logits, micro.rows, micro.positions, micro.targets, micro.temperatures)
         cap = self._config.training.importance_cap
         return logprobs, token_loss(logprobs, micro.behavior, micro.advantages, micro.mask, cap)
+
+
+def changed_settings(manifest: CheckpointManifest, now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that a checkpoint was saved under and that differ: (then, now) by name."""
+    return {name: (manifest.settings.get(name), now[name]) for name in now if manifest.settings.get(name) != now[name]}
 
 
 def _load_model(config: RunConfig, folder: Path) -> Any:

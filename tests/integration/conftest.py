@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from roadstead.infra.ports import LOOPBACK, remembered_ports
 from roadstead.infra.processes import Supervisor
 from roadstead.storage.objects import ObjectStore, StoreAddress
 from roadstead.workers.host import connect
+from tests.support import tiny
+from tests.support.workplace import Workplace
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,16 @@ async def temporal(servers: Servers) -> Client:
 @pytest.fixture(scope="session")
 def store(servers: Servers) -> ObjectStore:
     return ObjectStore(servers.s3)
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """A data directory whose own stack stays up for the session."""
+    place = Workplace(tmp_path_factory.mktemp("run"))
+    tiny.build_model(place.folder / "model")
+    place.roadstead("up")
+    try:
+        yield place
+    finally:
+        place.roadstead("down")
+        assert place.processes() == [], "nothing may be left running"

@@ -6,141 +6,23 @@ Everything is checked on the Parquet that came out, the weights and the records;
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pandas as pd
 import pytest
 
-from roadstead.infra.s3_server import credentials
-from roadstead.infra.stack import endpoints
-from roadstead.storage import batches, groups, runs, steps, train_rows, weights
+from roadstead.storage import batches, steps, weights
 from roadstead.storage.digest import table_digest
-from roadstead.storage.keys import RunKeys
-from roadstead.storage.objects import ObjectStore, StoreAddress
-from roadstead.storage.steps import StepRecord
 from tests.support import tiny
 from tests.support.forward import reference_logprobs
+from tests.support.workplace import LIMIT_S, Workplace, check_run, wait_for_step
 
-LIMIT_S = 280
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
-
-
-class Workplace:
-    """A data directory, a stack that stays up for the module, and the command line on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.data = folder, folder / "data"
-
-    def roadstead(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        answer = subprocess.run(
-            [sys.executable, "-m", "roadstead.cli.main", *arguments, "--data", str(self.data)],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        if check:
-            assert answer.returncode == 0, answer.stdout + answer.stderr
-        return answer
-
-    def start(self, name: str, **changes: Any) -> subprocess.Popen[str]:
-        file = self.folder / f"{name}.yaml"
-        file.write_text(tiny.config(self.folder, name, **changes).dump())
-        return subprocess.Popen(
-            [sys.executable, "-m", "roadstead.cli.main", "run", str(file), "--data", str(self.data)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(self, name: str, **changes: Any) -> str:
-        process = self.start(name, **changes)
-        output, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, output
-        return output
-
-    def store(self, name: str) -> tuple[ObjectStore, RunKeys]:
-        found, keys = endpoints(self.data), credentials(self.data)
-        assert found is not None
-        address = StoreAddress("roadstead", found.s3, access_key=keys.access_key, secret_key=keys.secret_key)
-        return ObjectStore(address), RunKeys("runs", name)
-
-    def processes(self) -> list[str]:
-        """Command lines of everything that runs on this data directory, or for a run in it."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                except OSError:
-                    continue  # it ended while we looked
-                if str(self.folder) in line:
-                    found.append(f"{entry.name} {line}")
-        return found
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    place = Workplace(tmp_path_factory.mktemp("run"))
-    tiny.build_model(place.folder / "model")
-    place.roadstead("up")
-    try:
-        yield place
-    finally:
-        place.roadstead("down")
-        assert place.processes() == [], "nothing may be left running"
-
-
-def check_run(place: Workplace, name: str, *, steps_: int, bound: int) -> list[StepRecord]:
-    """Everything that must hold for any finished run of the tiny configuration."""
-    store, keys = place.store(name)
-    run, records = runs.read(store, keys), steps.all_of(store, keys)
-    group_size, per_batch = run.config["rollout"]["group_size"], run.config["staleness"]["groups_per_batch"]
-    assert [record.step for record in records] == list(range(steps_))
-    trained: list[str] = []
-    for record in records:
-        commit = batches.find(store, keys, record.step)
-        assert commit is not None and commit.digest == record.batch_digest
-        table = batches.read(store, commit)
-        assert table.num_rows == per_batch * group_size
-        rows = table.to_pylist()
-        for row in rows:
-            oldest = min(span["version"] for span in row["version_spans"])
-            assert row["head_version"] == oldest, "the version that counts is the engine's own, of the oldest token"
-            assert 0 <= row["staleness"] == record.step - oldest <= bound
-            assert row["v_traj"] <= oldest and row["run_id"] == name and row["step"] == record.step
-        for slot, group in enumerate(commit.groups):
-            members = [row for row in rows if row["slot"] == slot]
-            assert [row["member"] for row in members] == list(range(group_size))
-            assert {row["group_id"] for row in members} == {group.group_id}
-            assert abs(sum(row["advantage"] for row in members)) < 1e-4, "advantages are relative to the group"
-            staged = groups.read(store, keys, group.group_id, group.attempt, group.digest)
-            assert staged["response_token_ids"].to_pylist() == [row["response_token_ids"] for row in members]
-            trained.append(group.group_id)
-        result = train_rows.find(store, keys, record.step, record.batch_digest)
-        assert result is not None and result.weights.digest == record.weights_out
-        assert train_rows.read(store, keys, commit).num_rows == table.num_rows
-        manifest = weights.manifest_of(store, keys, record.step + 1)
-        assert (manifest.digest, manifest.batch_digest) == (record.weights_out, record.batch_digest)
-        assert manifest.parent_digest == record.weights_in
-    for earlier, later in itertools.pairwise(records):
-        assert earlier.weights_out == later.weights_in, "the digests chain"
-    assert records[0].weights_in == run.model_digest
-    assert len({record.weights_out for record in records}) == steps_, "every step moved the weights"
-    assert len(trained) == len(set(trained)), "no group is trained twice"
-    ended = Counter(state for record in records for state in record.terminal.values())
-    assert ended == {"trained": len(trained)}
-    assert sorted(trained) == [f"g{i:08d}" for i in range(len(trained))], "no prompt is skipped"
-    return records
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +108,7 @@ def test_bad_input_is_named_and_nothing_is_left_running(workplace: Workplace, fi
     missing = workplace.roadstead("batch", "show", finished, "99", check=False)
     assert missing.returncode == 2 and "99" in missing.stderr
     again = workplace.roadstead("run", str(workplace.folder / "finished.yaml"), check=False)
-    assert again.returncode == 1 and "completed" in again.stderr and "new `name`" in again.stderr
+    assert again.returncode == 1 and "completed" in again.stderr and "roadstead resume finished" in again.stderr
     file = workplace.folder / "bad.yaml"
     file.write_text(tiny.config(workplace.folder, "bad", model={"path": "/nowhere"}).dump())
     bad = workplace.roadstead("run", str(file), check=False)
@@ -274,15 +156,6 @@ def test_a_synchronous_run_is_interrupted_resumed_and_trains_on_nothing_stale(wo
         assert commit is not None
         spans = batches.read(store, commit)["version_spans"].to_pylist()
         assert {span["version"] for row in spans for span in row} == {record.step}, "every single token"
-
-
-def wait_for_step(store: ObjectStore, keys: RunKeys, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while steps.find(store, keys, step) is None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            output, _ = process.communicate(timeout=10) if process.poll() is not None else ("it hangs", "")
-            pytest.fail(f"no record of step {step}: {output}")
-        time.sleep(0.05)
 
 
 async def test_the_local_store_starts_for_a_command_when_nothing_is_up(tmp_path: Path) -> None:

@@ -412,10 +412,32 @@ async def test_killed_rank_replays_to_the_same_bits(runs: Runs, results: list[Tr
     print("boot after restart:", status["boot_seconds"])
     assert [r.weights.digest for r in again] == [r.weights.digest for r in reference[:4]]
     assert [r.metrics for r in again] == [r.metrics for r in reference[:4]]
+    await run.train(run.commit(4))  # past the last checkpoint, which is version 4
     ranks = ranks_of(launcher.pid)
     await run.client.quit()
     assert await asyncio.to_thread(launcher.wait, 30) == 0
     assert await gone(ranks)
+
+
+async def test_other_settings_after_a_resume_hold_from_there_on_and_not_for_the_replay(
+    runs: Runs, results: list[TrainResult]
+) -> None:
+    """DeepSpeed restores the learning rate and clipping norm of the checkpoint; a replay needs those of then, the
+    next step those of now."""
+    run = runs.killed
+    last = train_rows.find(run.store, run.keys, 4, run.commit(4).digest)
+    assert last is not None and last.metrics.learning_rate == pytest.approx(1e-4)
+    training = run.config.training.model_copy(
+        update={"learning_rate": 3e-3, "max_grad_norm": 1e-6, "micro_batch_tokens": 200}
+    )
+    run.config_path.write_text(run.config.model_copy(update={"training": training}).dump())
+    with run.trainer():
+        result = await run.train(run.commit(5))  # a replay of step 4 that differs is refused
+    assert result.metrics.learning_rate == pytest.approx(3e-3)
+    assert result.training == training.model_dump(mode="json")
+    before, after = run.weights_of(last), run.weights_of(result)
+    moved = max((after[name] - before[name]).abs().max().item() for name in after)
+    assert 1e-3 < moved < 4e-3, "Adam moves a weight by about its learning rate"
 
 
 async def test_two_ranks_agree_with_one(runs: Runs, results: list[TrainResult]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roadstead.config import RunConfig
+from roadstead.config import RunConfig, TrainingSection
 from roadstead.storage import batches, checkpoints, train_rows
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.keys import RunKeys
@@ -81,6 +81,7 @@ class FakeGroup:
         self.trained: list[tuple[int, bool]] = []
         """(step, replayed)"""
         self.digest = "w{step}"
+        self.rates: list[float] = []
         self.go = threading.Event()
         self.go.set()
 
@@ -91,6 +92,7 @@ class FakeGroup:
             (Path(folder) / "state").write_text("moments")
             return None
         step = BatchCommit.model_validate_json(operation["commit"]).step
+        self.rates.append(TrainingSection.model_validate_json(operation["training"]).learning_rate)
         self.trained.append((step, folder is None))
         if folder is not None:
             Path(folder).mkdir()
@@ -102,13 +104,13 @@ class FakeGroup:
 
 
 class World:
-    def __init__(self, folder: Path, device: str, version: int) -> None:
+    def __init__(self, folder: Path, device: str, version: int, rate: float = 1e-6) -> None:
         config = RunConfig.model_validate(
             {
                 "name": "r",
                 "model": {"path": "m"},
                 "data": {"prompts": "p"},
-                "training": {"steps": 5, "checkpoint_every": 2},
+                "training": {"steps": 5, "checkpoint_every": 2, "learning_rate": rate},
                 "engine": {"device": device},
             }
         )
@@ -200,6 +202,19 @@ def test_done_step_is_answered_after_catching_up(tmp_path: Path) -> None:
     assert second.group.trained == [(0, True), (1, True)]
     second.train(2, digests[2])
     assert second.group.trained[2:] == [(2, False)]
+
+
+def test_a_replay_uses_the_settings_of_then(tmp_path: Path) -> None:
+    first = World(tmp_path, "cpu", 0, rate=0.1)
+    digests = [first.commit(step) for step in range(3)]
+    first.train(0, digests[0])
+    second = World(tmp_path, "cpu", 0, rate=0.2)
+    second.store.objects = first.store.objects
+    second.train(1, digests[1])
+    third = World(tmp_path, "cpu", 0, rate=0.3)
+    third.store.objects = first.store.objects
+    third.train(2, digests[2])
+    assert (first.group.rates, second.group.rates, third.group.rates) == ([0.1], [0.1, 0.2], [0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
