@@ -6,14 +6,21 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import duckdb
+import pyarrow as pa
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
 from roadstead.cli.access import with_run
+from roadstead.cli.audit import StepsOption, step_progress, step_range
 from roadstead.cli.stack import DataOption
 from roadstead.storage import batches, export, steps
+from roadstead.storage.audit import Verdict
+from roadstead.storage.audit import verify as verify_run
+from roadstead.storage.audit.queries import connect
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectMissing, ObjectStore
@@ -80,6 +87,91 @@ def show(
             *(reward, f"{row['advantage']:+.2f}", str(row["staleness"]), _spans(row["version_spans"])),
         )
     console.print(shown)
+
+
+@app.command()
+def verify(
+    run: RunArgument,
+    steps_: StepsOption = None,
+    with_weights: Annotated[
+        bool, typer.Option("--weights", help="Read the weight files too: every tensor of every version.")
+    ] = False,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+) -> None:
+    """Compute every digest of a run again: batches, staged groups, train rows, step records, the chain of weights.
+
+    Exit code 0: the log is whole, 1: it is not.
+
+    Examples:
+
+        roadstead batch verify arithmetic
+
+        roadstead batch verify arithmetic --steps 0:10 --weights
+
+        roadstead batch verify arithmetic --json | jq .problems
+    """
+    chosen = step_range(steps_)
+
+    def prove(store: ObjectStore, keys: RunKeys) -> Verdict:
+        with step_progress("verifying") as progress:
+            return verify_run(store, keys, chosen, with_weights=with_weights, progress=progress)
+
+    verdict = with_run(run, data, prove)
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps({"ok": verdict.ok, **verdict.model_dump()}))
+    else:
+        for problem in verdict.problems:
+            line = f"step {problem.step}: {problem.kind}: {problem.key}: {problem.detail}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        result = "whole" if verdict.ok else f"NOT whole, {len(verdict.problems)} problem(s)"
+        console.print(
+            f"{run}: {verdict.steps} steps, {verdict.objects} objects, {verdict.bytes / 1e6:.1f} MB read: the log is "
+            f"{result}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if verdict.unrecorded:
+            console.print(f"committed and not recorded yet: step(s) {list(verdict.unrecorded)}", highlight=False)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def query(
+    run: RunArgument,
+    sql: Annotated[
+        str, typer.Argument(help="SQL for DuckDB; the views are rows, batches and train.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+    data: DataOption = None,
+) -> None:
+    """Ask the log in SQL: `rows` has the scalars of every trained row, `batches` tokens and texts too, `train` what the
+    trainer computed. They join on step, group_id, member.
+
+    Examples:
+
+        roadstead batch query arithmetic "select step, avg(reward) from rows group by step order by step"
+
+        roadstead batch query arithmetic "select prompt_text, response_text, reward from batches where step = 7" --json
+    """
+
+    def ask(store: ObjectStore, keys: RunKeys) -> pa.Table:
+        try:
+            return connect(store, keys).sql(sql).to_arrow_table()
+        except duckdb.Error as error:
+            raise ValueError(f"query: {error}") from error
+
+    answer = with_run(run, data, ask)
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps(answer.to_pylist(), default=str))
+        return
+    table = Table(*answer.column_names)
+    for row in answer.to_pylist():
+        table.add_row(*(escape(f"{value:.6g}" if isinstance(value, float) else str(value)) for value in row.values()))
+    console.print(table)
 
 
 @app.command("export")

@@ -1,7 +1,8 @@
 """The `roadstead` command.
 
 Owns: the list of commands, and how an error reaches a person: one message on stderr and an exit code.
-Exit codes: 0 done, 1 the run or the stack failed, 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 the run or the stack failed, 2 bad input, 3 drained or stopped before its target, 75 killed past
+the time it had to stop, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from temporalio.client import WorkflowFailureError
 
-from roadstead.cli import batch, demo, run, stack, status
+from roadstead.cli import audit, batch, control, demo, replay, run, simulate, stack, status
 from roadstead.cli.begin import CannotBegin
 from roadstead.cli.session import Interrupted
 from roadstead.config import ConfigError
@@ -31,12 +32,16 @@ app = typer.Typer(
 )
 stack.register(app)
 run.register(app)
+control.register(app)
 status.register(app)
 app.add_typer(batch.app, name="batch")
+audit.register(app)
+replay.register(app)
 demo.register(app)
+simulate.register(app)
 
 _BAD_INPUT = (ConfigError, DatasetError, ObjectMissing, ValueError)
-_FAILED = (ProcessFailed, StackError, StoreError, CannotBegin, demo.DemoFailed, TimeoutError)
+_FAILED = (ProcessFailed, StackError, StoreError, CannotBegin, demo.DemoFailed, replay.ReplayFailed, TimeoutError)
 
 
 def main() -> None:

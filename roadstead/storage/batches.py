@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from roadstead.storage import schema
@@ -107,7 +108,7 @@ def commit(
         data=data_file,
         stats=stats_file,
         rows=table.num_rows,
-        response_tokens=sum(len(ids) for ids in table["response_token_ids"].to_pylist()),
+        response_tokens=pc.sum(pc.list_value_length(table["response_token_ids"])).as_py(),
         max_staleness=max(table["staleness"].to_pylist()),
         groups=groups,
         cut=cut,
@@ -131,7 +132,7 @@ def find(store: ObjectStore, keys: RunKeys, step: int) -> BatchCommit | None:
 
 def read(store: ObjectStore, record: BatchCommit) -> pa.Table:
     """The committed table, proved: file sha256, rows, schema, canonical digest. Raises ObjectCorrupt."""
-    table = decode(store.get(record.data.key, record.data.sha256))
+    table = decode(store.get(record.data.key, record.data.sha256), store.url(record.data.key))
     where = store.url(record.data.key)
     if table.num_rows != record.rows:
         raise ObjectCorrupt(f"{where}: {table.num_rows} rows, the commit says {record.rows}")
@@ -143,7 +144,7 @@ def read(store: ObjectStore, record: BatchCommit) -> pa.Table:
 
 def read_stats(store: ObjectStore, record: BatchCommit) -> pa.Table:
     """The committed table's scalars, file sha256 checked. Raises ObjectCorrupt."""
-    return decode(store.get(record.stats.key, record.stats.sha256))
+    return decode(store.get(record.stats.key, record.stats.sha256), store.url(record.stats.key))
 
 
 def _same(store: ObjectStore, keys: RunKeys, there: BatchCommit, digest: str) -> BatchCommit:
@@ -159,7 +160,7 @@ def _put_verified(store: ObjectStore, key: str, table: pa.Table, digest: str) ->
     """Put and read back. An object that is there already (another encoder's bytes) must hold the same table."""
     store.create(key, encode(table))
     body = store.get(key)
-    back = decode(body)
+    back = decode(body, store.url(key))
     if back.num_rows != table.num_rows or table_digest(back) != digest:
         raise ObjectCorrupt(
             f"{store.url(key)}: reads back as {table_digest(back)} ({back.num_rows} rows), wrote {digest} "

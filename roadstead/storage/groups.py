@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from roadstead.storage.digest import table_digest
 from roadstead.storage.keys import RunKeys
@@ -32,11 +33,12 @@ def stage(store: ObjectStore, keys: RunKeys, rows: Sequence[Mapping[str, Any]]) 
 
 
 def find(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int) -> StagedGroup | None:
-    """The reference of a staged group, or None."""
-    body = store.find(keys.group(group_id, attempt))
+    """The reference of a staged group, or None. Raises ObjectCorrupt, SchemaError."""
+    key = keys.group(group_id, attempt)
+    body = store.find(key)
     if body is None:
         return None
-    table = decode(body)
+    table = decode(body, store.url(key))
     check(table, batch=False)
     rewards = [r for r in table["reward"].to_pylist() if r is not None]
     return StagedGroup(
@@ -44,7 +46,7 @@ def find(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int) -> Stag
         attempt=attempt,
         digest=table_digest(table),
         trajectories=table.num_rows,
-        tokens=sum(len(ids) for ids in table["response_token_ids"].to_pylist()),
+        tokens=pc.sum(pc.list_value_length(table["response_token_ids"])).as_py(),
         oldest_version=min(table["head_version"].to_pylist()),
         newest_version=max(table["tail_version"].to_pylist()),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
@@ -54,7 +56,7 @@ def find(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int) -> Stag
 def read(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int, digest: str) -> pa.Table:
     """The staged table. Raises ObjectMissing, ObjectCorrupt."""
     key = keys.group(group_id, attempt)
-    table = decode(store.get(key))
+    table = decode(store.get(key), store.url(key))
     if (found := table_digest(table)) != digest:
         raise ObjectCorrupt(f"{store.url(key)}: canonical digest {found}, the ledger holds {digest}")
     check(table, batch=False)

@@ -6,33 +6,56 @@ Never touches: the meaning of what it stores; Parquet; run layout.
 Invariant: `put_once` never replaces an object. Whatever the network did, it ends in one of: created by us, the
 same bytes were there, or `ObjectConflict`.
 A crash leaves: either the whole object or none. Every object goes up in ONE PutObject, because conditional
-CompleteMultipartUpload lets several concurrent completions win on real stores (SeaweedFS, moto: measured).
+CompleteMultipartUpload lets several concurrent completions win on real stores (SeaweedFS, moto: measured). So there
+are no multipart left-overs to clean either.
+
+Faults: throttling, server errors, time-outs and broken connections are retried `attempts` times, at the front of a
+request by botocore, in the middle of a body here; what outlasts that is a `StoreError` with the key and the remedy.
+A body that arrives short or altered is refused by the store (sha256 sent with every write) or by the client
+(sha256 kept by the store, checked on reading), and the transfer repeated.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import boto3
 import botocore.config
 import botocore.exceptions
+import urllib3.exceptions
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
 
 # One retry layer only: nested ones multiply (25 attempts, 37 s for a permanent 503 were seen with two).
 _ATTEMPTS = 8
 _CONNECT_S, _READ_S = 5, 60
 _LARGEST_PUT = 5 << 30
 """S3's limit for a single PutObject; larger files must be sharded by whoever writes them."""
+_NOTHING_LANDED = {"ConditionalRequestConflict", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+"""Refusals of a write that botocore does not retry and that a second try cures: two conditional writers met (409;
+only 412 means "exists"), or the body was damaged on its way."""
+_REMEDIES = {
+    "RequestTimeTooSkewed": "this machine's clock is off: synchronise it (NTP)",
+    "AccessDenied": "the credentials may not do this: check the policy (reading alone is not enough for a run)",
+    "InvalidAccessKeyId": "unknown access key",
+    "SignatureDoesNotMatch": "wrong secret key",
+    "NoSuchBucket": "make the bucket, or name another in storage.bucket",
+    "SlowDown": "the store throttles: let fewer workers write at once, or raise its limits",
+    "InsufficientStorage": "the store's disk or quota is full: free space, then resume the run",
+    "BadDigest": "the body arrives damaged every time: look at what stands between here and the store",
+}
 
 
 class StoreError(RuntimeError):
@@ -49,6 +72,10 @@ class ObjectCorrupt(StoreError):
 
 class ObjectConflict(StoreError):
     """The key is taken by other content. Both digests are named; nothing was written."""
+
+
+class BrokenRead(StoreError):
+    """An object's bytes broke off or arrived altered, as often as it was tried."""
 
 
 class UnsafeStore(StoreError):
@@ -99,6 +126,15 @@ def _status(error: BaseException) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
+def _nothing_landed(error: BaseException) -> bool:
+    return _code(error) in _NOTHING_LANDED or _status(error) == 409
+
+
+def _checksum(digest: str) -> str:
+    """S3 writes a sha256 in base64."""
+    return base64.b64encode(bytes.fromhex(digest)).decode()
+
+
 class ObjectStore:
     """Thread-safe; not fork-safe (make one a process)."""
 
@@ -145,44 +181,47 @@ class ObjectStore:
         if path.stat().st_size > _LARGEST_PUT:
             raise StoreError(f"{path}: {path.stat().st_size} bytes is over S3's 5 GiB a PutObject; shard it")
         with path.open("rb") as file:
-            if self._create(key, file):
+            if self._create(key, file, digest):
                 return Put.CREATED
-        hasher = hashlib.sha256()
-        for chunk in self._chunks(key):
-            hasher.update(chunk)
-        if hasher.hexdigest() != digest:
-            raise ObjectConflict(
-                f"{self.url(key)}: holds sha256 {hasher.hexdigest()}, refused to write sha256 {digest}"
-            )
+        there = self._whole(lambda: self._hash(key))
+        if there != digest:
+            raise ObjectConflict(f"{self.url(key)}: holds sha256 {there}, refused to write sha256 {digest}")
         return Put.ALREADY
 
     def put_hint(self, key: str, body: bytes) -> None:
         """Overwrite a hint. Nothing may depend on it being right."""
-        self._client.put_object(Bucket=self.address.bucket, Key=key, Body=body)
+        try:
+            self._retried(
+                lambda: self._client.put_object(
+                    Bucket=self.address.bucket, Key=key, Body=body, ChecksumSHA256=_checksum(sha256(body))
+                ),
+                _nothing_landed,
+            )
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            raise self._error("write", key, error) from error
 
-    def _create(self, key: str, body: bytes | IO[bytes]) -> bool:
-        """True: ours is there. False: something was there already (perhaps ours, after a lost answer)."""
+    def _create(self, key: str, body: bytes | IO[bytes], digest: str | None = None) -> bool:
+        """True: ours is there. False: something was there already (perhaps ours, after a lost answer).
+
+        digest: sha256 of a file's bytes; the store refuses what does not arrive so.
+        """
+        if isinstance(body, bytes):
+            digest = sha256(body)
+        checksum: Any = {"ChecksumSHA256": _checksum(digest)} if digest else {}
 
         def attempt() -> bool:
             if not isinstance(body, bytes):
                 body.seek(0)
             try:
-                self._client.put_object(Bucket=self.address.bucket, Key=key, Body=body, IfNoneMatch="*")
+                self._client.put_object(Bucket=self.address.bucket, Key=key, Body=body, IfNoneMatch="*", **checksum)
             except botocore.exceptions.ClientError as error:
                 if _status(error) == 412:
                     return False
                 raise
             return True
 
-        # 409 ConditionalRequestConflict means that nothing landed: only 412 means "exists".
-        retrying = Retrying(
-            retry=retry_if_exception(lambda e: _status(e) == 409),
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.1, max=2),
-            reraise=True,
-        )
         try:
-            return retrying(attempt)
+            return self._retried(attempt, _nothing_landed)
         except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
             raise self._error("write", key, error) from error
 
@@ -190,7 +229,7 @@ class ObjectStore:
 
     def get(self, key: str, digest: str | None = None) -> bytes:
         """The object's bytes. Raises ObjectMissing; ObjectCorrupt when `digest` (sha256) does not match."""
-        body = b"".join(self._chunks(key))
+        body = self._whole(lambda: b"".join(self._chunks(key)))
         if digest is not None and sha256(body) != digest:
             raise ObjectCorrupt(
                 f"{self.url(key)}: sha256 {sha256(body)}, expected {digest}; it was tampered with or damaged"
@@ -208,14 +247,15 @@ class ObjectStore:
         """Stream `key` to `path`, which appears whole or not at all. Raises ObjectMissing, ObjectCorrupt."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        hasher = hashlib.sha256()
-        try:
+
+        def fetch() -> str:
             with part.open("wb") as file:
-                for chunk in self._chunks(key):
-                    hasher.update(chunk)
-                    file.write(chunk)
-            if hasher.hexdigest() != digest:
-                raise ObjectCorrupt(f"{self.url(key)}: sha256 {hasher.hexdigest()}, expected {digest}")
+                return self._hash(key, file)
+
+        try:
+            found = self._whole(fetch)
+            if found != digest:
+                raise ObjectCorrupt(f"{self.url(key)}: sha256 {found}, expected {digest}")
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -245,22 +285,51 @@ class ObjectStore:
     def folders(self, prefix: str) -> list[str]:
         """Names directly under `prefix`."""
         names: list[str] = []
-        for page in self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.address.bucket, Prefix=prefix, Delimiter="/"
-        ):
-            names += [p["Prefix"][len(prefix) :].rstrip("/") for p in page.get("CommonPrefixes", [])]
+        try:
+            for page in self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.address.bucket, Prefix=prefix, Delimiter="/"
+            ):
+                names += [p["Prefix"][len(prefix) :].rstrip("/") for p in page.get("CommonPrefixes", [])]
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            raise self._error("list", prefix, error) from error
         return sorted(names)
 
     def _chunks(self, key: str) -> Iterator[bytes]:
+        """One pass over the object. Raises ObjectMissing; BrokenRead when it must be begun again."""
         try:
-            answer = self._client.get_object(Bucket=self.address.bucket, Key=key)
-            yield from answer["Body"].iter_chunks(1 << 20)
+            answer = self._client.get_object(Bucket=self.address.bucket, Key=key, ChecksumMode="ENABLED")
         except botocore.exceptions.ClientError as error:
             if _code(error) in {"NoSuchKey", "404"} or _status(error) == 404:
                 raise ObjectMissing(f"{self.url(key)}: no such object") from error
             raise self._error("read", key, error) from error
         except botocore.exceptions.BotoCoreError as error:
             raise self._error("read", key, error) from error
+        except urllib3.exceptions.HTTPError as error:  # botocore lets it through when a 404's own body breaks off
+            raise BrokenRead(str(self._error("read", key, error))) from error
+        try:
+            yield from answer["Body"].iter_chunks(1 << 20)
+        except botocore.exceptions.BotoCoreError as error:  # botocore retries an answer's head, never its body
+            raise BrokenRead(str(self._error("read", key, error))) from error
+
+    def _hash(self, key: str, copy: IO[bytes] | None = None) -> str:
+        hasher = hashlib.sha256()
+        for chunk in self._chunks(key):
+            hasher.update(chunk)
+            if copy is not None:
+                copy.write(chunk)
+        return hasher.hexdigest()
+
+    def _whole(self, read: Callable[[], T]) -> T:
+        """`read` begun anew while the body breaks on its way."""
+        return self._retried(read, lambda error: isinstance(error, BrokenRead))
+
+    def _retried(self, call: Callable[[], T], passing: Callable[[BaseException], bool]) -> T:
+        return Retrying(
+            retry=retry_if_exception(passing),
+            stop=stop_after_attempt(self.address.attempts),
+            wait=wait_random_exponential(multiplier=0.1, max=2),
+            reraise=True,
+        )(call)
 
     # -- the store itself ---------------------------------------------------------------------------------
 
@@ -278,7 +347,10 @@ class ObjectStore:
         key = f".probe/{uuid.uuid4().hex}"
         first, second = self._create(key, b"first"), self._create(key, b"second")
         held = self.get(key)
-        self._client.delete_object(Bucket=self.address.bucket, Key=key)
+        try:
+            self._client.delete_object(Bucket=self.address.bucket, Key=key)
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            raise self._error("delete", key, error) from error
         if not first or second or held != b"first":
             raise UnsafeStore(
                 f"{self.url('')}: a conditional PutObject (If-None-Match: *) replaced an existing object; "
@@ -290,10 +362,9 @@ class ObjectStore:
 
     def _error(self, verb: str, key: str, error: Exception) -> StoreError:
         where = self.address.endpoint_url or "AWS"
-        hint = {
-            "RequestTimeTooSkewed": "; this machine's clock is off: synchronise it",
-            "AccessDenied": "; the credentials may not do this: check the policy",
-            "InvalidAccessKeyId": "; unknown access key",
-            "SignatureDoesNotMatch": "; wrong secret key",
-        }.get(_code(error), "")
-        return StoreError(f"{self.url(key)} at {where}: can't {verb}: {error}{hint}")
+        remedy = _REMEDIES.get(_code(error), "")
+        if _status(error) == 507:  # stores spell the code in their own ways
+            remedy = _REMEDIES["InsufficientStorage"]
+        elif isinstance(error, botocore.exceptions.HTTPClientError | urllib3.exceptions.HTTPError):
+            remedy = "the store does not answer: is it up, and reachable from here?"
+        return StoreError(f"{self.url(key)} at {where}: can't {verb}: {error}{'; ' if remedy else ''}{remedy}")

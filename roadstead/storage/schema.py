@@ -40,7 +40,7 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-_BATCH_ONLY = ("step", "slot", "staleness", "advantage", "occupied_at")
+BATCH_ONLY = ("step", "slot", "staleness", "advantage", "occupied_at")
 
 SCHEMA = pa.schema(
     [
@@ -113,7 +113,7 @@ def check(table: pa.Table, *, batch: bool) -> None:
     for field in SCHEMA:
         if table.schema.field(field.name).type != field.type:
             raise SchemaError(f"{field.name}: type {table.schema.field(field.name).type}, expected {field.type}")
-        if (not field.nullable or (batch and field.name in _BATCH_ONLY)) and table[field.name].null_count:
+        if (not field.nullable or (batch and field.name in BATCH_ONLY)) and table[field.name].null_count:
             raise SchemaError(f"{field.name}: null in {table[field.name].null_count} row(s), not allowed here")
     if table.num_rows == 0:
         raise SchemaError("no rows: there is nothing to train on")

@@ -85,8 +85,8 @@ def find(store: ObjectStore, keys: RunKeys, step: int, batch_digest: str) -> Tra
     if body is None:
         return None
     try:
-        result = TrainResult.model_validate_json((decode(body).schema.metadata or {})[_RESULT])
-    except (KeyError, ValueError, pa.ArrowInvalid) as error:
+        result = TrainResult.model_validate_json((decode(body, store.url(key)).schema.metadata or {})[_RESULT])
+    except (KeyError, ValueError) as error:
         raise ObjectCorrupt(f"{store.url(key)}: not a train result: {error}") from error
     if (result.step, result.batch_digest) != (step, batch_digest):
         raise ObjectCorrupt(f"{store.url(key)}: holds step {result.step} of batch {result.batch_digest}")
@@ -94,5 +94,6 @@ def find(store: ObjectStore, keys: RunKeys, step: int, batch_digest: str) -> Tra
 
 
 def read(store: ObjectStore, keys: RunKeys, record: BatchCommit) -> pa.Table:
-    """The per-row table of a trained batch. Raises ObjectMissing."""
-    return decode(store.get(keys.train_rows(record.step, record.digest)))
+    """The per-row table of a trained batch. Raises ObjectMissing, ObjectCorrupt."""
+    key = keys.train_rows(record.step, record.digest)
+    return decode(store.get(key), store.url(key))

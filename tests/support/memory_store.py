@@ -30,7 +30,7 @@ class MemoryStore(ObjectStore):
             raise Crash(key)
         self.mutations.append(key)
 
-    def _create(self, key: str, body: bytes | IO[bytes]) -> bool:
+    def _create(self, key: str, body: bytes | IO[bytes], digest: str | None = None) -> bool:
         if key in self.objects:
             return False
         self._mutate(key)

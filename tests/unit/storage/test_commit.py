@@ -194,3 +194,17 @@ def test_a_step_record_is_the_last_word() -> None:
             steps.write(store, KEYS, record(**{field: "other"}))
     steps.write(store, KEYS, record(step=2))
     assert [r.step for r in steps.all_of(store, KEYS)] == [0], "a record after a gap does not count"
+
+
+@pytest.mark.parametrize("keep", [0, 4, -20, -1])
+def test_a_staged_group_that_is_cut_short_is_corrupt_and_named(keep: int) -> None:
+    store = MemoryStore()
+    staged = groups.stage(store, KEYS, group_rows())
+    key = KEYS.group(staged.group_id, 1)
+    store.objects[key] = store.objects[key][:keep]
+    for read in (
+        lambda: groups.find(store, KEYS, staged.group_id, 1),
+        lambda: groups.read(store, KEYS, staged.group_id, 1, staged.digest),
+    ):
+        with pytest.raises(ObjectCorrupt, match=key):
+            read()
