@@ -2,6 +2,7 @@
 STEPS ?= 40
 MAX_STALENESS ?= 2
 SEED ?= 0
+EXAMPLE ?= arithmetic
 N ?= 3
 CHAOS ?=
 
@@ -10,8 +11,8 @@ CHAOS ?=
 help:            ## This list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-demo: setup      ## A small model learns arithmetic by asynchronous RL; STEPS, MAX_STALENESS, SEED
-	@.venv/bin/roadstead demo --steps $(STEPS) --max-staleness $(MAX_STALENESS) --seed $(SEED)
+demo: setup      ## A small model learns by asynchronous RL; STEPS, MAX_STALENESS, SEED, EXAMPLE=arithmetic|guessing
+	@.venv/bin/roadstead demo --example $(EXAMPLE) --steps $(STEPS) --max-staleness $(MAX_STALENESS) --seed $(SEED)
 
 test: setup lint ## Everything: lint, types, unit and integration tests on real servers
 	.venv/bin/python -m pytest
@@ -23,7 +24,7 @@ integration: setup ## Tests on real servers, minutes
 	.venv/bin/python -m pytest tests/integration
 
 chaos: setup     ## Seeded kills, hangs and faults on the real stack, checked from S3; N runs from SEED; CHAOS=options
-	.venv/bin/python -m tests.chaos --runs $(N) --seed $(SEED) $(CHAOS)
+	.venv/bin/python -m tests.chaos --runs $(N) --seed $(if $(filter command line,$(origin SEED)),$(SEED),20) $(CHAOS)
 
 mutation: setup  ## The ledger's 66 mutants against its tests, 12 minutes
 	.venv/bin/python -m pytest tests/unit/staleness/mutants.py -m mutation

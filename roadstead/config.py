@@ -33,13 +33,37 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
+class RewardSection(Section):
+    function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """Import path `module:function`, called with the prompt's row and the transcript; may be async."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """0 records the component without adding it."""
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Past it the trajectory is recorded without a reward and not trained on."""
+
+    @property
+    def name(self) -> str:
+        """Of the component: the function's own name."""
+        return self.function.rpartition(":")[2]
+
+
 class DataSection(Section):
     prompts: str
     """JSONL or Parquet, one prompt a row; needs a `prompt` column, may have `prompt_id`."""
     environment: str = "roadstead.environments.arithmetic:ArithmeticEnvironment"
-    """Import path `module:attribute` of the environment that rewards responses."""
+    """Import path `module:attribute` of an environment, or of a reward function for single-turn tasks."""
+    rewards: tuple[RewardSection, ...] = ()
+    """Components whose weighted sum is added to the environment's own reward."""
     chat_template: bool = False
-    """Wrap each prompt as one user turn of the model's chat template."""
+    """Render prompts, and what the environment says, by the model's chat template."""
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Self:
+        names = [reward.name for reward in self.rewards]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"rewards: two functions are called {name!r}; components are told apart by name")
+        return self
 
 
 class StalenessSection(Section):
@@ -57,6 +81,11 @@ class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=1)] = 8
     """n: trajectories a prompt."""
     max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Of a whole response: all turns of the model, and what the environment says between them."""
+    max_turns: Annotated[int, Field(ge=1)] = 16
+    """Turns of the model in one trajectory."""
+    environment_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Deadline of one call of the environment: reset, step or reward."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     ignore_eos: bool = False
     """Generate to max_tokens whatever the model says; for load tests."""

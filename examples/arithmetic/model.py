@@ -20,19 +20,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from examples.arithmetic.tokenizer import BOS, EOS, PAD, VOCABULARY_SIZE, build_tokenizer
 from examples.arithmetic.warmup import warm_up
 
-RECIPE = 2
-"""Raise it with every change of tokenizer, model or warm-up: older folders are then rebuilt."""
+
+class Recipe(NamedTuple):
+    name: int | str
+    """Changes with every change of tokenizer, model or warm-up: older folders are then rebuilt."""
+    warm_up: Callable[[Any, int, Callable[[float, str], None]], None]
+    """Trains a model in place; given model, seed and progress."""
+
+
+RECIPE = Recipe(2, warm_up)
 
 MANIFEST = "roadstead_model.json"
 _MAX_LENGTH = 512
 
 
-def build_model(out_dir: Path, seed: int, progress: Callable[[float, str], None] | None = None) -> dict[str, Any]:
+def build_model(
+    out_dir: Path, seed: int, progress: Callable[[float, str], None] | None = None, recipe: Recipe = RECIPE
+) -> dict[str, Any]:
     """Build the model in `out_dir`, or find it complete there. About 25 s on one CPU thread.
 
     progress: called with the fraction done (0 to 1) and a text.
@@ -40,7 +49,7 @@ def build_model(out_dir: Path, seed: int, progress: Callable[[float, str], None]
     Raises FileExistsError if `out_dir` holds something this function did not write.
     """
     report = progress or (lambda fraction, text: None)
-    found = _complete(out_dir, seed)
+    found = _complete(out_dir, seed, recipe)
     if found is not None:
         report(1.0, f"{out_dir} is complete")
         return {**found, "reused": True}
@@ -49,14 +58,14 @@ def build_model(out_dir: Path, seed: int, progress: Callable[[float, str], None]
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".partial", dir=out_dir.parent))
     try:
-        manifest = _build(partial, seed, report)
+        manifest = _build(partial, seed, report, recipe)
         _replace(out_dir, partial)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {**manifest, "reused": False}
 
 
-def _build(folder: Path, seed: int, report: Callable[[float, str], None]) -> dict[str, Any]:
+def _build(folder: Path, seed: int, report: Callable[[float, str], None], recipe: Recipe) -> dict[str, Any]:
     started = time.monotonic()
     report(0.0, "loading libraries")
     from transformers.utils import logging
@@ -64,11 +73,11 @@ def _build(folder: Path, seed: int, report: Callable[[float, str], None]) -> dic
     logging.disable_progress_bar()  # its bar for one small file would cut through the caller's own
     with _deterministic(seed):
         model = _random_model()
-        warm_up(model, seed, report)
+        recipe.warm_up(model, seed, report)
     model.save_pretrained(folder)
     build_tokenizer(_MAX_LENGTH).save_pretrained(folder)
     manifest = {
-        "recipe": RECIPE,
+        "recipe": recipe.name,
         "seed": seed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "build_seconds": round(time.monotonic() - started, 1),
@@ -120,11 +129,11 @@ def _deterministic(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _complete(folder: Path, seed: int) -> dict[str, Any] | None:
+def _complete(folder: Path, seed: int, recipe: Recipe) -> dict[str, Any] | None:
     """The manifest, if the folder holds exactly this model, undamaged."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        if (manifest["recipe"], manifest["seed"]) != (RECIPE, seed):
+        if (manifest["recipe"], manifest["seed"]) != (recipe.name, seed):
             return None
         intact = all(_sha256(folder / name) == digest for name, digest in manifest["files"].items())
     except (OSError, ValueError, KeyError):

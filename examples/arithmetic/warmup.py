@@ -1,6 +1,7 @@
 """Supervised warm-up: from random weights to a model that can add but is careless.
 
-Owns: the demonstrations and the optimizer steps over them. Never touches: files, the global random state.
+Owns: the demonstrations, and the optimizer steps over these and other tasks' examples. Never touches: files, the
+global random state.
 Invariant: model weights after the warm-up depend on the weights before and the seed alone (one thread).
 A crash leaves: a half-trained model in memory, nothing else.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from examples.arithmetic.tokenizer import EOS, PAD, encode
 from roadstead.environments.arithmetic import FIRST_OPERANDS, SECOND_OPERANDS, worked_response
@@ -42,8 +43,27 @@ CAREFUL = Teacher(1.0, 1.0)
 CARELESS = Teacher(0.2, 0.5)
 
 
+Example: TypeAlias = tuple[list[int], list[bool]]
+"""Token ids, and which of them are to be learned."""
+
+
 def warm_up(model: Any, seed: int, progress: Callable[[float, str], None]) -> None:
-    """Train `model` in place. progress: called with the fraction done (0 to 1) and a text, every 20 steps."""
+    """Train `model` in place; see `fit`."""
+
+    def example(rng: random.Random, step: int) -> Example:
+        prompt, response = _demonstration(rng, CAREFUL if step < CAREFUL_STEPS else CARELESS)
+        return [*encode(prompt), *encode(response), EOS], [False] * len(prompt) + [True] * (len(response) + 1)
+
+    fit(model, seed, example, progress)
+
+
+def fit(
+    model: Any, seed: int, example: Callable[[random.Random, int], Example], progress: Callable[[float, str], None]
+) -> None:
+    """Imitate what `example` gives at each of CAREFUL_STEPS, then CARELESS_STEPS; in place.
+
+    progress: called with the fraction done (0 to 1) and a text, every 20 steps.
+    """
     import torch
 
     rng = random.Random(seed)
@@ -51,10 +71,9 @@ def warm_up(model: Any, seed: int, progress: Callable[[float, str], None]) -> No
     model.train()
     total = CAREFUL_STEPS + CARELESS_STEPS
     for step in range(total):
-        teacher = CAREFUL if step < CAREFUL_STEPS else CARELESS
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(step)
-        tokens, targets = (torch.tensor(rows) for rows in _batch(rng, teacher))
+        tokens, targets = (torch.tensor(rows) for rows in _batch([example(rng, step) for _ in range(BATCH)]))
         logits = model(input_ids=tokens, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORE)
         optimizer.zero_grad()
@@ -83,13 +102,13 @@ def _demonstration(rng: random.Random, teacher: Teacher) -> tuple[str, str]:
     return f"{first}+{second}=", worked_response(first, second, answer) if worked else str(answer)
 
 
-def _batch(rng: random.Random, teacher: Teacher) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids and targets, both [BATCH, longest]; a target is the next response token, or _IGNORE."""
-    tokens, targets = [], []
-    for _ in range(BATCH):
-        prompt, response = (encode(text) for text in _demonstration(rng, teacher))
-        tokens.append([*prompt, *response, EOS])
-        targets.append([_IGNORE] * (len(prompt) - 1) + [*response, EOS, _IGNORE])
+def _batch(examples: list[Example]) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids and targets, both [examples, longest]; a target is the next token, if to be learned, or _IGNORE."""
+    tokens = [ids for ids, _ in examples]
+    targets = [
+        [token if learn else _IGNORE for token, learn in zip(ids[1:], learned[1:], strict=True)] + [_IGNORE]
+        for ids, learned in examples
+    ]
     longest = max(map(len, tokens))
     # Padding on the right needs no attention mask: attention is causal, and no target is there.
     return (

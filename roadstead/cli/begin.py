@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from roadstead.cli.changes import check_changes
 from roadstead.config import ConfigError, RunConfig
 from roadstead.environments.prompts import DatasetError, load_prompts
-from roadstead.environments.rewards import load_environment
+from roadstead.environments.rewards import load_environment, load_rewards
 from roadstead.storage import batches, runs, steps, weights
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
@@ -68,6 +68,7 @@ def check_inputs(config: RunConfig, *, recorded: bool = False) -> Checked:
     """
     prompts = load_prompts(Path(config.data.prompts))
     load_environment(config.data.environment)
+    load_rewards(config.data.rewards)
     if not recorded:
         _check_model(config)
     return Checked(dataset_digest=prompts.digest, dataset_rows=len(prompts))

@@ -1,4 +1,4 @@
-"""`roadstead demo`: a small model learns arithmetic, on real parts, in minutes.
+"""`roadstead demo`: a small model learns an example's task, on real parts, in minutes.
 
 Owns: the demo's model, prompts and configuration, and what counts as having learned.
 Never touches: how a run works; the demo is an ordinary run.
@@ -6,10 +6,12 @@ Never touches: how a run works; the demo is an ordinary run.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
 import time
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +32,13 @@ _RISE = 0.15
 difference between two windows of 320 independent right-or-wrong answers (0.04), less for answers that share prompts."""
 
 
+class Example(StrEnum):
+    """Folders of `examples/` that build a model and prompts of their own."""
+
+    arithmetic = "arithmetic"
+    guessing = "guessing"
+
+
 class DemoFailed(RuntimeError):
     """The demo ran, but what it promises did not come true."""
 
@@ -39,22 +48,27 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
+    example: Annotated[Example, typer.Option(help="arithmetic: single turn; guessing: several turns.")] = (
+        Example.arithmetic
+    ),
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = _STEPS,
     max_staleness: Annotated[int, typer.Option(min=0, help="Bound S; 0 is synchronous.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of model, prompts and sampling.")] = 0,
     data: DataOption = None,
 ) -> None:
-    """Build a tiny model, teach it arithmetic by asynchronous RL, and check that it learned.
+    """Build a tiny model, teach it a task by asynchronous RL, and check that it learned.
 
     Examples:
 
         roadstead demo
 
+        roadstead demo --example guessing
+
         roadstead demo --steps 10 --max-staleness 0 --seed 1
     """
     console = Console()
     where = data_directory(data)
-    config = _configuration(where, steps, max_staleness, seed, console)
+    config = _configuration(example.value, where, steps, max_staleness, seed, console)
     summary, _ = execute(config, where, console)
     console.print(summary_table(summary))
     _check(summary, steps)
@@ -68,12 +82,12 @@ def demo(
         console.print(f"next: {command} {arguments}{place}", highlight=False, soft_wrap=True)
 
 
-def _configuration(where: Path, steps: int, max_staleness: int, seed: int, console: Console) -> RunConfig:
-    """The example's own YAML, with the paths, the seed and the three options filled in."""
-    from examples.arithmetic.model import build_model
-    from examples.arithmetic.prompts import write_prompts
+def _configuration(example: str, where: Path, steps: int, max_staleness: int, seed: int, console: Console) -> RunConfig:
+    """The example's own YAML, with the paths, the seed and the options filled in."""
+    build_model = importlib.import_module(f"examples.{example}.model").build_model
+    write_prompts = importlib.import_module(f"examples.{example}.prompts").write_prompts
 
-    folder = where / "demo" / f"seed-{seed}"
+    folder = where / "demo" / example / f"seed-{seed}"
     with console.status("building the demo's model") as status:
         manifest = build_model(
             folder / "model", seed, lambda done, what: status.update(f"building the demo's model: {done:.0%} {what}")
@@ -83,7 +97,7 @@ def _configuration(where: Path, steps: int, max_staleness: int, seed: int, conso
         f"model    {manifest['parameters']} parameters, {how}: {folder / 'model'}", highlight=False, soft_wrap=True
     )
     write_prompts(folder / "prompts.jsonl", seed)
-    recipe = files("examples.arithmetic") / "run.yaml"
+    recipe = files(f"examples.{example}") / "run.yaml"
     values = yaml.safe_load(recipe.read_text())
     values["name"] = f"demo-{seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     values["seed"] = seed

@@ -25,6 +25,7 @@ from roadstead.cli.session import given_config, local_store, run_interruptible
 from roadstead.cli.stack import DataOption
 from roadstead.config import StorageSection, load
 from roadstead.infra.stack import data_directory
+from roadstead.storage.references import group_id
 
 _END_S = 10.0
 """The process removes its scratch folder when it is asked to end; a model's files take a moment."""
@@ -349,6 +350,8 @@ def _show_bisect(report: Event, console: Console) -> None:
 def _show_rows(rows: list[Event], title: str, console: Console) -> None:
     worst = sorted(rows, key=lambda row: float("inf") if row["loss"] is None else abs(row["loss"]), reverse=True)
     table = Table(*("row", "group", "m", "stale", "reward", "adv", "loss", "kl", "max ratio"), title=title)
+    table.columns[1].no_wrap = True  # a row is asked for by it
+    table.columns[1].min_width = len(group_id(0))
     for row in worst[:_SHOWN_ROWS]:
         table.add_row(
             *(str(row["row"]), row["group_id"], str(row["member"]), str(row["staleness"])),

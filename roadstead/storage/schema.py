@@ -66,7 +66,7 @@ SCHEMA = pa.schema(
         pa.field("reward", pa.float64()),  # null: the reward failed, the row is excluded from the loss
         pa.field("reward_components", pa.map_(pa.string(), pa.float64())),
         pa.field("advantage", pa.float32()),
-        _required("finish_reason", pa.string()),  # stop | length
+        _required("finish_reason", pa.string()),  # stop | length | max_turns | error
         _required("turns", _TURNS),  # over response tokens
         _required("engine_id", pa.string()),
         _required("engine_build", pa.string()),
