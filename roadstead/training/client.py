@@ -88,6 +88,18 @@ class TrainerClient:
             with suppress(asyncio.CancelledError, *_DOWN):
                 await work
 
+    async def checkpoint(self, version: int, *, deadline_s: float) -> None:
+        """Have a complete checkpoint of a published version. Idempotent. Raises as `train` does."""
+        try:
+            answer = await asyncio.wait_for(self._ask({"op": "checkpoint", "version": version}), deadline_s)
+        except _DOWN as error:
+            raise TrainerUnavailable(f"{self._socket}: nobody listens ({error}); it restarts") from error
+        except TimeoutError as error:
+            raise TrainerUnavailable(
+                f"{self._socket}: no checkpoint of version {version} within {deadline_s:.0f} s"
+            ) from error
+        _raise_refusal(answer)
+
     async def quit(self) -> None:
         """Let the group end after what it is doing. Raises TrainerUnavailable."""
         try:
@@ -111,12 +123,16 @@ class TrainerClient:
 
 
 def _result(answer: dict[str, Any]) -> tuple[TrainResult, dict[str, float]]:
+    _raise_refusal(answer)
+    return TrainResult.model_validate(answer["result"]), answer["seconds"]
+
+
+def _raise_refusal(answer: dict[str, Any]) -> None:
     if (name := answer.get("error")) is not None:
         kind = ERRORS.get(name)
         if kind is None:
             raise TrainerUnavailable(f"{name}: {answer['message']}")
         raise kind(answer["message"])
-    return TrainResult.model_validate(answer["result"]), answer["seconds"]
 
 
 class _Watch:

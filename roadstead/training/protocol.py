@@ -7,6 +7,7 @@ A crash leaves: nothing.
 
     {"op": "status"}                             -> Status
     {"op": "train", "step": 4, "digest": "..."}  -> {"result": TrainResult, "seconds": {phase: s}}
+    {"op": "checkpoint", "version": 5}           -> {"version": 5}: it is complete on S3
     {"op": "quit"}                               -> {"quitting": true}
     whatever goes wrong                          -> {"error": type, "message": text}
 """

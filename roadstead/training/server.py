@@ -66,7 +66,11 @@ class _Handler(socketserver.StreamRequestHandler):
                 return dict(self.server.state.read())
             case {"op": "train", "step": int(step), "digest": str(digest)}:
                 return self.server.service.train(step, digest)
+            case {"op": "checkpoint", "version": int(version)}:
+                return self.server.service.checkpoint(version)
             case {"op": "quit"}:
                 self.server.service.quit()
                 return {"quitting": True}
-        raise ValueError(f"no such command: {request!r}; known: status, train {{step, digest}}, quit")
+        raise ValueError(
+            f"no such command: {request!r}; known: status, train {{step, digest}}, checkpoint {{version}}, quit"
+        )

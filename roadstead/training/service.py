@@ -101,7 +101,9 @@ class TrainerState:
 @dataclass
 class _Job:
     step: int
-    digest: str
+    what: str
+    """Digest of the batch to train, or "checkpoint"."""
+    work: Callable[[_Ready], dict[str, Any]]
     future: Future[dict[str, Any]] = field(default_factory=Future)
 
 
@@ -152,22 +154,33 @@ class TrainService:
         Joins the step if it is in flight. Raises TrainerConflict, TrainerOutOfOrder, TrainerBadBatch,
         ReplayMismatch; StoreError and TimeoutError may be tried again.
         """
+        return self._once(step, digest, lambda ready: self._train(step, digest, ready))
+
+    def checkpoint(self, version: int) -> dict[str, Any]:
+        """Have a complete checkpoint of a published version, saved now or before. Returns {"version"}.
+
+        Raises TrainerOutOfOrder when the trainer is past it, ObjectMissing when it was not published.
+        """
+        return self._once(version, "checkpoint", lambda ready: self._save(version, ready))
+
+    def _once(self, step: int, what: str, work: Callable[[_Ready], dict[str, Any]]) -> dict[str, Any]:
+        """Do `work`, or join it while it is in flight. One thing at a time."""
         with self._lock:
             job = self._job
             if job is None:
-                job = self._job = _Job(step, digest)
+                job = self._job = _Job(step, what, work)
                 threading.Thread(target=self._run, args=(job,), name=f"step-{step}", daemon=True).start()
             elif job.step != step:
                 raise TrainerOutOfOrder(f"step {step}: step {job.step} is in flight; ask again when it is done")
-            elif job.digest != digest:
-                raise TrainerConflict(f"step {step} is in flight with batch {job.digest}; refused batch {digest}")
+            elif job.what != what:
+                raise TrainerConflict(f"step {step} is in flight with batch {job.what}; refused batch {what}")
         return job.future.result(timeout=_STEP_S)
 
     def _run(self, job: _Job) -> None:
         try:
             ready = self._await_ready()
             self._state.busy(job.step)
-            answer = self._train(job.step, job.digest, ready)
+            answer = job.work(ready)
         except Exception as error:  # whatever it is, the commander must hear it
             self._finish()
             job.future.set_exception(error)
@@ -217,6 +230,18 @@ class TrainService:
             self._catch_up(step, ready, watch)
             result = self._first_time(record, batch, ready, watch)
         return {"result": result.model_dump(mode="json"), "seconds": watch.seconds()}
+
+    def _save(self, version: int, ready: _Ready) -> dict[str, Any]:
+        there = checkpoints.newest(self._store, self._keys, version)
+        if there is None or there.version != version:
+            digest = weights.manifest_of(self._store, self._keys, version).digest
+            watch = _Watch(self._state)
+            self._catch_up(version, ready, watch)
+            if self._version != version:
+                raise TrainerOutOfOrder(f"a checkpoint of version {version} is wanted, version {self._version} is held")
+            watch.enter("checkpoint")
+            self._checkpoint(version, digest, ready)
+        return {"version": version}
 
     def _first_time(self, record: BatchCommit, batch: TrainingBatch, ready: _Ready, watch: _Watch) -> TrainResult:
         folder = self._folder / "export"

@@ -8,6 +8,7 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from roadstead.activities.checkpoint import SaveCheckpoint
 from roadstead.activities.train import TrainStep
 from roadstead.config import RunConfig
 from roadstead.training.client import TrainerClient
@@ -17,10 +18,11 @@ from roadstead.workflows.options import queue
 
 
 async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
+    trainer = TrainerClient(trainer_socket(folder))
     worker = Worker(
         client,
         task_queue=queue(config.name, "train"),
-        activities=[TrainStep(TrainerClient(trainer_socket(folder))).train_step],
+        activities=[TrainStep(trainer).train_step, SaveCheckpoint(trainer).save_checkpoint],
         max_concurrent_activities=1,
         graceful_shutdown_timeout=GRACE,
     )

@@ -96,3 +96,14 @@ def train(run_id: str) -> Options:
         heartbeat_timeout=_HEARTBEAT,
         retry_policy=_retry(20, _FATAL_TRAINING),
     )
+
+
+def checkpoint(run_id: str) -> Options:
+    """Worth waiting for, not worth failing a drained run: what it saves can be replayed."""
+    return Options(
+        task_queue=queue(run_id, "train"),
+        start_to_close_timeout=timedelta(minutes=30),
+        schedule_to_close_timeout=timedelta(hours=1),
+        heartbeat_timeout=_HEARTBEAT,
+        retry_policy=_retry(5, _FATAL_TRAINING),
+    )

@@ -22,6 +22,7 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from roadstead.activities.checkpoint import SaveCheckpoint
     from roadstead.activities.close import CloseAttempt
     from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, TerminalState, UnknownGroup
     from roadstead.storage.references import Cut, Ending, StagedGroup, group_id
@@ -195,6 +196,8 @@ class TrainingRun:
                 await self._refill()
                 await self._announce()
                 await self._wait()
+                if workflow.cancellation_reason() is not None:
+                    raise asyncio.CancelledError  # the SDK answers a cancelled wait with a result of the same turn
                 while self._done and self._failed is None:
                     await self._advance(self._done.pop(0))
                     if self._steps_here >= self._plan.steps_per_execution and not self._finished():
@@ -246,6 +249,8 @@ class TrainingRun:
     async def _end_attempt(self, how: Ending) -> None:
         """Close the steps, then put on record what no batch has recorded."""
         await self._close_steps("close" if how in {"finished", "drained"} else "abort")
+        if how == "drained":
+            await self._save_checkpoint()
         close = AttemptClose(
             attempt=self._plan.attempt,
             how=how,
@@ -261,6 +266,15 @@ class TrainingRun:
         except ActivityError as error:
             # A resume finds the same out from the batches and staged groups; only the reason is lost.
             workflow.logger.error(f"the end of attempt {close.attempt} ({how}) is not on record: {error.cause}")
+
+    async def _save_checkpoint(self) -> None:
+        """A drain ends wherever it ends: the interval knows nothing of it, the target has its own checkpoint."""
+        try:
+            await workflow.execute_activity_method(
+                SaveCheckpoint.save_checkpoint, self._ledger.version, **options.checkpoint(self._plan.run_id)
+            )
+        except ActivityError as error:
+            workflow.logger.error(f"no checkpoint of version {self._ledger.version}: {error.cause}; a resume replays")
 
     async def _open_step(self) -> None:
         version = self._ledger.version

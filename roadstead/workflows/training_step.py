@@ -89,26 +89,36 @@ class TrainingStep:
                 deliveries: list[asyncio.Task[None]] = []
                 self._take_in(await self._reserve())
                 while not (self._closed and not self._admitted):
-                    await workflow.wait_condition(lambda: bool(self._admitted) or self._closed)
+                    await workflow.wait_condition(lambda: bool(self._admitted) or self._closed or self._aborted)
+                    self._go_on()
                     while self._admitted:
                         deliveries.append(tasks.create_task(self._deliver(self._admitted.pop(0))))
                     self._phase("generating")
                 await asyncio.gather(training, *deliveries)
                 watch.cancel()
         except (ExceptionGroup, asyncio.CancelledError) as error:
+            # Not in a `finally`: it would also run when an evicted workflow is garbage-collected, in the middle of
+            # whatever other workflow runs then, and put its command into that one's history (seen).
+            self._phase("closed")
             cause = _first(error)
             if not isinstance(cause, _Aborted):
                 await run.signal("step_failed", args=[self._version, _reason(cause)])
                 if is_cancelled_exception(cause):
                     raise asyncio.CancelledError from cause
                 raise ApplicationError(f"step {self._version}: {_reason(cause)}", type="StepFailed") from cause
-        finally:
+        else:
             self._phase("closed")
         await run.signal("step_closed", self._version)
 
     async def _watch_abort(self) -> None:
         await workflow.wait_condition(lambda: self._aborted)
         raise _Aborted
+
+    def _go_on(self) -> None:
+        """Asked after each activity: a cancellation that meets an activity's result in the same turn is lost, because
+        the SDK answers with the result (seen: a step that was told to abort waited for ever)."""
+        if self._aborted:
+            raise _Aborted
 
     async def _reserve(self) -> Admission:
         return await workflow.execute_activity_method(
@@ -144,6 +154,7 @@ class TrainingStep:
                 **options.ledger(plan.run_id),
             )
             return
+        self._go_on()
         await workflow.execute_activity_method(OccupySlot.occupy_slot, report, **options.ledger(plan.run_id))
 
     async def _train(self) -> None:
@@ -154,10 +165,12 @@ class TrainingStep:
         run_id, order = self._plan.run_id, self._batch
         self._phase("persisting")
         committed = await workflow.execute_activity_method(PersistBatch.persist_batch, order, **options.store(run_id))
+        self._go_on()
         self._phase("training")
         await workflow.execute_activity_method(
             TrainStep.train_step, TrainOrder(step=order.step, digest=committed.digest), **options.train(run_id)
         )
+        self._go_on()
         self._phase("publishing")
         summary = await workflow.execute_activity_method(
             PublishWeights.publish_weights,

@@ -433,6 +433,12 @@ async def test_other_settings_after_a_resume_hold_from_there_on_and_not_for_the_
     run.config_path.write_text(run.config.model_copy(update={"training": training}).dump())
     with run.trainer():
         result = await run.train(run.commit(5))  # a replay of step 4 that differs is refused
+        seventh = await run.train(run.commit(6))
+        weights.publish(run.store, run.keys, seventh.weights, parent=None, batch_digest="b")
+        await run.client.checkpoint(7, deadline_s=30)
+    saved = checkpoints.newest(run.store, run.keys, 99)
+    assert saved is not None and saved.version == 7, "asked for, though the interval is 2"
+    assert saved.weights_digest == seventh.weights.digest
     assert result.metrics.learning_rate == pytest.approx(3e-3)
     assert result.training == training.model_dump(mode="json")
     before, after = run.weights_of(last), run.weights_of(result)

@@ -76,7 +76,7 @@ async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[No
             "orchestrator": [world.persist_batch, world.publish_weights, world.close_attempt],
             "ledger": bridge,
             "rollout": [world.rollout_group],
-            "train": [world.train_step],
+            "train": [world.train_step, world.save_checkpoint],
         }.items():
             await stack.enter_async_context(
                 Worker(
@@ -205,6 +205,18 @@ async def test_groups_that_cannot_be_generated_are_dead_lettered_and_replaced(te
     assert status.admitted == status.trained + status.dead_lettered
 
 
+async def test_a_rollout_that_never_returns_is_tried_again_then_given_up_and_replaced(temporal: Client) -> None:
+    the_plan = plan(target_steps=3, group_timeout_s=1.5, group_attempts=2)
+    world = World(generation_s=lambda order: 1e9 if order.position == 2 else 0.0)
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    terminal = {group: state for order in world.batches.values() for group, state in order.cut.terminal.items()}
+    for close in world.closed:
+        terminal |= close.terminal
+    assert {group for group, state in terminal.items() if state != "trained"} == {group_id(2)}
+    assert terminal[group_id(2)] == "dead-lettered" and status.trained == 12
+
+
 async def test_a_broken_environment_stops_the_run_and_says_why(temporal: Client) -> None:
     with pytest.raises(WorkflowFailureError) as failure:
         await run_to_end(temporal, plan(), World(broken=lambda order: True))
@@ -231,6 +243,7 @@ async def test_drain_trains_what_is_complete_and_admits_nobody(temporal: Client)
     check_batches(the_plan.model_copy(update={"target_steps": status.version}), world)
     (close,) = world.closed
     assert status.phase == close.how == "drained" and len(close.carried) == status.waiting
+    assert world.checkpoints == [status.version], "of the last trained batch"
 
 
 async def test_pause_admits_nobody_until_unpaused(temporal: Client) -> None:

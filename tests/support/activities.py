@@ -46,6 +46,7 @@ class World:
     generated: Counter[str] = field(default_factory=Counter)
     trained: Counter[int] = field(default_factory=Counter)
     admitted_under: dict[str, int] = field(default_factory=dict)
+    checkpoints: list[int] = field(default_factory=list)
     closed: list[AttemptClose] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -111,6 +112,10 @@ class World:
             applied=True,
             weights_digest=f"w{order.batch.step + 1}",
         )
+
+    @activity.defn
+    async def save_checkpoint(self, version: int) -> None:
+        self.checkpoints.append(version)
 
     @activity.defn
     async def close_attempt(self, close: AttemptClose) -> None:

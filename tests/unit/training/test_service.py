@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roadstead.config import RunConfig, TrainingSection
-from roadstead.storage import batches, checkpoints, train_rows
+from roadstead.storage import batches, checkpoints, train_rows, weights
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectMissing, ObjectStore, Put, StoreAddress, StoreError
@@ -234,6 +234,24 @@ def test_replay_that_differs(tmp_path: Path, device: str, caplog: pytest.LogCapt
         with pytest.raises(ReplayMismatch, match="gave weights other0, the first run gave w0"):
             second.train(1, digests[1])
     assert second.group.trained == [(0, True)]
+
+
+def test_a_checkpoint_on_demand_is_saved_once_and_after_a_replay_if_need_be(tmp_path: Path) -> None:
+    first = World(tmp_path, "cpu", 0)
+    first.train(0, first.commit(0))
+    with pytest.raises(ObjectMissing):
+        first.service.checkpoint(1)  # not published
+    result = train_rows.find(first.store, KEYS, 0, (batches.find(first.store, KEYS, 0) or pytest.fail("none")).digest)
+    assert result is not None
+    first.store.put_hint = lambda key, body: None  # type: ignore[method-assign]
+    weights.publish(first.store, KEYS, result.weights, parent=None, batch_digest="b")
+    second = World(tmp_path, "cpu", 0)
+    second.store.objects = first.store.objects
+    for _ in range(2):
+        assert second.service.checkpoint(1) == {"version": 1}
+    saved = checkpoints.newest(second.store, KEYS, 9)
+    assert saved is not None and (saved.version, saved.weights_digest) == (1, "w0")
+    assert second.group.trained == [(0, True)], "replayed, once"
 
 
 def test_past_a_step_without_result(tmp_path: Path) -> None:
