@@ -6,7 +6,7 @@ EXAMPLE ?= arithmetic
 N ?= 3
 CHAOS ?=
 
-.PHONY: demo test unit integration chaos mutation long lint format setup clean help
+.PHONY: demo test slow unit integration chaos mutation long lint format setup clean help
 
 help:            ## This list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -14,8 +14,11 @@ help:            ## This list
 demo: setup      ## A small model learns by asynchronous RL; STEPS, MAX_STALENESS, SEED, EXAMPLE=arithmetic|guessing
 	@.venv/bin/roadstead demo --example $(EXAMPLE) --steps $(STEPS) --max-staleness $(MAX_STALENESS) --seed $(SEED)
 
-test: setup lint ## Everything: lint, types, unit and integration tests on real servers
+test: setup lint ## Lint, types, unit and integration tests on real servers
 	.venv/bin/python -m pytest
+
+slow: setup      ## Whole runs resumed, replayed and shown on real servers and a real browser, minutes
+	.venv/bin/python -m pytest -m slow
 
 unit: setup      ## Tests of pure parts, seconds
 	.venv/bin/python -m pytest tests/unit

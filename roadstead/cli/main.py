@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from temporalio.client import WorkflowFailureError
 
-from roadstead.cli import audit, batch, control, demo, replay, run, simulate, stack, status
+from roadstead.cli import audit, batch, control, demo, replay, report, run, simulate, stack, status
 from roadstead.cli.begin import CannotBegin
 from roadstead.cli.session import Interrupted
 from roadstead.config import ConfigError
@@ -36,6 +36,7 @@ control.register(app)
 status.register(app)
 app.add_typer(batch.app, name="batch")
 audit.register(app)
+report.register(app)
 replay.register(app)
 demo.register(app)
 simulate.register(app)

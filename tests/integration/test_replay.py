@@ -44,6 +44,8 @@ from roadstead.training.replay import (
 from tests.integration.conftest import Servers
 from tests.integration.test_training import Run, make_model, make_rows
 
+pytestmark = pytest.mark.slow
+
 POISONED, TWICE_POISONED, UNDEFINED = 4, 5, 6
 """Steps of the long run, of 32 rows each."""
 CHANGED = 3

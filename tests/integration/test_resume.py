@@ -20,7 +20,7 @@ from roadstead.storage import alive, batches, runs, steps
 from roadstead.storage.alive import BEAT_S
 from tests.support.workplace import LIMIT_S, Workplace, check_run, wait_for_step
 
-pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 STEPS = 9
 
 

@@ -115,6 +115,7 @@ def test_bad_input_is_named_and_nothing_is_left_running(workplace: Workplace, fi
     assert bad.returncode == 2 and "model.path" in bad.stderr and "/nowhere" in bad.stderr
 
 
+@pytest.mark.slow
 def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplace: Workplace) -> None:
     """SIGKILL to the orchestrator worker, the engine and the others, one after another while the run goes on."""
     process = workplace.start("killed", training__steps=14)

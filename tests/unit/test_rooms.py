@@ -27,8 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "infra": {"workers", "workflows", "training", "storage", "config", "process"},
     "benchmarks": {"staleness", "storage"},
+    "dashboards": {"storage", "staleness"},
     "cli": {
-        *("infra", "workers", "workflows", "environments", "storage", "config", "benchmarks"),
+        *("infra", "workers", "workflows", "environments", "storage", "config", "benchmarks", "dashboards"),
     },
     "config": set(),
     "process": set(),
