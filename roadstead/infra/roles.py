@@ -1,15 +1,16 @@
 """The processes of one run on this machine: engine, trainer, and a worker a role.
 
-Owns: their command lines, environments, log files and readiness. Never touches: what they do.
+Owns: their command lines, environments, log files, readiness and signs of life. Never touches: what they do.
+Invariant: a sign of life comes from the part that does the work: the engine's core, not its web server; the worker's
+event loop, not its process. None of them needs Temporal or S3, whose failure is no reason to restart a worker.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+import time
 from pathlib import Path
 
-import httpx
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
@@ -17,11 +18,13 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from roadstead.config import RunConfig
+from roadstead.infra.health import answers, status_of
 from roadstead.infra.ports import LOOPBACK
-from roadstead.infra.processes import ProcessSpec
+from roadstead.infra.processes import HANG_S, Broken, Probe, ProcessSpec
 from roadstead.training.client import TrainerClient
 from roadstead.training.protocol import TrainerUnavailable
 from roadstead.workers import local
+from roadstead.workers.host import pulse_file
 from roadstead.workflows.options import queue
 
 _BOOT_S = 300.0
@@ -30,22 +33,34 @@ WORKERS = ("orchestrator", "ledger", "rollout", "train")
 
 
 def engine_and_trainer(config: RunConfig, config_file: Path, folder: Path, logs: Path) -> list[ProcessSpec]:
-    health = f"http://{LOOPBACK}:{config.engine.port}/health"
+    core = f"http://{LOOPBACK}:{config.engine.port}/weight_info"
     socket = local.trainer_socket(folder)
 
     async def engine_ready() -> bool:
-        try:
-            async with httpx.AsyncClient(timeout=2) as client:
-                return (await client.get(health)).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return await answers(core)
+
+    async def engine_alive() -> bool:
+        # Answered by the core itself; /health is the web server's, which outlives a core that hangs. When the core has
+        # died the server answers 500, then stops listening, and then waits for ever for requests that nobody answers.
+        status = await status_of(core)
+        if status is None or status >= 500:
+            raise Broken(f"its core has died: {core} {'is closed' if status is None else f'answers {status}'}")
+        return True
 
     async def trainer_ready() -> bool:
         # It answers while it boots; it is ready once it has a version.
         try:
-            return (await TrainerClient(socket, hang_s=5).status())["version"] is not None
+            return (await TrainerClient(socket).status())["version"] is not None
         except TrainerUnavailable:
             return False
+
+    async def trainer_alive() -> bool:
+        # It answers while it trains, and while its launcher brings a dead rank back.
+        try:
+            status = await TrainerClient(socket).status()
+        except TrainerUnavailable:
+            return False
+        return status["version"] is not None or time.time() - status["since"] < _BOOT_S
 
     return [
         _spec(
@@ -54,7 +69,9 @@ def engine_and_trainer(config: RunConfig, config_file: Path, folder: Path, logs:
             "roadstead.inference.launcher",
             ("--port", str(config.engine.port), "--folder", str(local.engine_folder(folder))),
             (config_file, logs),
-            engine_ready,
+            (engine_ready, engine_alive),
+            # A core that loads weights answers nobody, and only this says for how long it may.
+            hang_s=max(HANG_S, config.engine.update_timeout_s),
         ),
         _spec(
             "trainer",
@@ -62,27 +79,51 @@ def engine_and_trainer(config: RunConfig, config_file: Path, folder: Path, logs:
             "roadstead.training.launcher",
             ("--socket", str(socket), "--folder", str(local.trainer_folder(folder))),
             (config_file, logs),
-            trainer_ready,
+            (trainer_ready, trainer_alive),
         ),
     ]
 
 
 def workers(config: RunConfig, config_file: Path, folder: Path, logs: Path) -> list[ProcessSpec]:
-    return [
-        _spec(
-            f"{role}-worker",
-            f"{role} worker on task queue {queue(config.name, role)}",
-            f"roadstead.workers.{role}",
-            ("--folder", str(folder)),
-            (config_file, logs),
-            _polled(config, role),
-        )
-        for role in WORKERS
-    ]
+    return [_worker(config, role, config_file, folder, logs) for role in WORKERS]
 
 
-def _polled(config: RunConfig, role: str) -> Callable[[], Awaitable[bool]]:
-    """Ready when Temporal has seen the worker poll its queue."""
+def _worker(config: RunConfig, role: str, config_file: Path, folder: Path, logs: Path) -> ProcessSpec:
+    pulse = pulse_file(folder, role)
+    polled = _polled(config, role)
+
+    async def ready() -> bool:
+        # Temporal lists a dead worker's polls for minutes; the pulse is of this one.
+        return pulse.exists() and await polled()
+
+    return _spec(
+        f"{role}-worker",
+        f"{role} worker on task queue {queue(config.name, role)}",
+        f"roadstead.workers.{role}",
+        ("--folder", str(folder)),
+        (config_file, logs),
+        (ready, _beats(pulse)),
+        leftovers=(pulse,),
+    )
+
+
+def _beats(file: Path) -> Probe:
+    """Alive while the file is touched: compared with the last look, not with a clock."""
+    last = 0
+
+    async def alive() -> bool:
+        nonlocal last
+        try:
+            before, last = last, file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        return last != before
+
+    return alive
+
+
+def _polled(config: RunConfig, role: str) -> Probe:
+    """Whether Temporal has seen the worker poll its queue."""
     kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if role == "orchestrator" else TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
     request = DescribeTaskQueueRequest(
         namespace=config.temporal.namespace,
@@ -107,9 +148,12 @@ def _spec(
     module: str,
     arguments: tuple[str, ...],
     files: tuple[Path, Path],
-    ready: Callable[[], Awaitable[bool]],
+    probes: tuple[Probe, Probe],
+    *,
+    hang_s: float = HANG_S,
+    leftovers: tuple[Path, ...] = (),
 ) -> ProcessSpec:
-    config_file, logs = files
+    (config_file, logs), (ready, alive) = files, probes
     return ProcessSpec(
         name=name,
         what=what,
@@ -117,5 +161,8 @@ def _spec(
         log=logs / f"{name}.log",
         ready=ready,
         ready_timeout_s=_BOOT_S,
+        alive=alive,
+        hang_s=hang_s,
         env={"PYTHONUNBUFFERED": "1"},
+        leftovers=leftovers,
     )

@@ -12,6 +12,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from roadstead.infra.health import answers
 from roadstead.infra.ports import LOOPBACK
 from roadstead.infra.processes import ProcessSpec
 from roadstead.infra.temporal_server import binary
@@ -61,7 +62,7 @@ def s3_spec(data: Path, ports: dict[str, int], bucket: str) -> ProcessSpec:
     folder = data / "s3" / "volumes"
     folder.mkdir(parents=True, exist_ok=True)
 
-    def answers() -> bool:
+    def accepts() -> bool:
         # An open port is not enough: the first write must go through. The probe is that write.
         try:
             store.ensure_bucket()
@@ -71,7 +72,13 @@ def s3_spec(data: Path, ports: dict[str, int], bucket: str) -> ProcessSpec:
         return True
 
     async def ready() -> bool:
-        return await asyncio.to_thread(answers)
+        return await asyncio.to_thread(accepts)
+
+    async def alive() -> bool:
+        # The filer's check looks an entry up. Not the store's own client: its threads would outlive a hang.
+        return await answers(f"{endpoint}/healthz") and await answers(
+            f"http://{LOOPBACK}:{ports['weed-filer']}/healthz"
+        )
 
     return ProcessSpec(
         name="s3",
@@ -106,6 +113,7 @@ def s3_spec(data: Path, ports: dict[str, int], bucket: str) -> ProcessSpec:
         log=data / "logs" / "s3.log",
         ready=ready,
         ready_timeout_s=90,
+        alive=alive,
         # Its own orderly stop takes 15 s, spent on a cluster that is not there; acknowledged writes survive SIGKILL.
         stop_grace_s=1.0,
         leftovers=tuple(

@@ -59,4 +59,5 @@ def temporal_spec(data: Path, ports: dict[str, int]) -> ProcessSpec:
         log=data / "logs" / "temporal.log",
         ready=ready,
         ready_timeout_s=60,
+        alive=ready,
     )

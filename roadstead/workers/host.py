@@ -1,10 +1,11 @@
-"""One worker process: connect, poll, stop in a bounded time.
+"""One worker process: connect, poll, give signs of life, stop in a bounded time.
 
-Owns: the process's signal handlers, its Temporal client, its exit code. Never touches: what activities do.
+Owns: the process's signal handlers, its Temporal client, its pulse, its exit code. Never touches: what activities do.
 Invariant: SIGTERM and SIGINT are acted on at once, and the process is gone _HARD_S later whatever hangs: the SDK's
 own grace does not bound a shutdown (a blocked thread waits for ever), so a watchdog thread ends the process.
-A crash leaves: activities that Temporal gives to somebody else after their heartbeat timeout.
-Exit codes: 0 stopped in order, 75 killed by the watchdog (try again), 1 failed to start.
+A crash leaves: activities that Temporal gives to somebody else after their heartbeat timeout; a pulse file that stands
+still.
+Exit codes: 0 stopped in order, 75 killed by the watchdog (try again), 1 failed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from roadstead.config import RunConfig, load
 GRACE = timedelta(seconds=3)
 """What running activities get to notice that the worker is stopping; they are all safe to interrupt."""
 _HARD_S = 10.0
+_PULSE_S = 1.0
 _CONNECT_S = 30.0
 STICKY = timedelta(seconds=2)
 """How long a workflow task waits for a dead worker's cache: 2 s instead of 10 s halves recovery (measured)."""
@@ -57,6 +59,11 @@ MakeWorkers = Callable[[RunConfig, Client, Path], Awaitable[tuple[Sequence[Worke
 """From configuration, client and this machine's folder of the run to a role's workers and what runs beside them."""
 
 
+def pulse_file(folder: Path, role: str) -> Path:
+    """Touched every _PULSE_S by the role's event loop: one that stands still belongs to a hung worker."""
+    return folder / "pulse" / role
+
+
 def main(role: str, make: MakeWorkers) -> None:
     parser = argparse.ArgumentParser(prog=f"roadstead.workers.{role}", description=f"Roadstead's {role} worker.")
     parser.add_argument("--config", type=Path, required=True, help="the run's YAML, addresses filled in")
@@ -71,8 +78,16 @@ def main(role: str, make: MakeWorkers) -> None:
 
 async def _serve(role: str, config: RunConfig, folder: Path, make: MakeWorkers) -> None:
     stop = asyncio.Event()
+    watchdog = _Watchdog(role)
+    loop = asyncio.get_running_loop()
+
+    def terminate(*_: object) -> None:
+        watchdog.arm()
+        loop.call_soon_threadsafe(stop.set)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, _begin_stop, role, stop)
+        # Not the loop's own handlers: those wait for the loop, and a loop that hangs is what must be ended in time.
+        signal.signal(number, terminate)
     assert config.temporal.address is not None, "filled in by whoever starts the role"
     client = await connect(config.temporal.address, config.temporal.namespace)
     workers, beside = await make(config, client, folder)
@@ -80,9 +95,10 @@ async def _serve(role: str, config: RunConfig, folder: Path, make: MakeWorkers) 
     async with contextlib.AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker)
-        companions = [asyncio.ensure_future(companion) for companion in beside]
+        companions = [asyncio.ensure_future(c) for c in (*beside, _pulse(pulse_file(folder, role)))]
         stopping = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait([stopping, *companions], return_when=asyncio.FIRST_COMPLETED)
+        watchdog.arm()  # what follows is cleaning up, whatever began it
         for companion in companions:
             companion.cancel()
         for task in done - {stopping}:
@@ -90,12 +106,25 @@ async def _serve(role: str, config: RunConfig, folder: Path, make: MakeWorkers) 
     log.info("worker stopped", role=role)
 
 
-def _begin_stop(role: str, stop: asyncio.Event) -> None:
-    def kill() -> None:
-        time.sleep(_HARD_S)
-        log.error("worker did not stop in time, exiting", role=role, after_s=_HARD_S)
-        os._exit(75)
+async def _pulse(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file.touch()
+        await asyncio.sleep(_PULSE_S)
 
-    if not stop.is_set():
-        stop.set()
-        threading.Thread(target=kill, daemon=True).start()
+
+class _Watchdog:
+    """Ends the process _HARD_S after it was armed."""
+
+    def __init__(self, role: str) -> None:
+        self._role, self._armed = role, False
+
+    def arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            threading.Thread(target=self._kill, daemon=True).start()
+
+    def _kill(self) -> None:
+        time.sleep(_HARD_S)
+        log.error("worker did not stop in time, exiting", role=self._role, after_s=_HARD_S)
+        os._exit(75)
