@@ -7,7 +7,9 @@ the time it had to stop, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -45,7 +47,22 @@ _BAD_INPUT = (ConfigError, DatasetError, ObjectMissing, ValueError)
 _FAILED = (ProcessFailed, StackError, StoreError, CannotBegin, demo.DemoFailed, replay.ReplayFailed, TimeoutError)
 
 
-def main() -> None:
+def main() -> NoReturn:
+    """Run one command and leave at once: native threads of Temporal's client have crashed the interpreter's own
+    shutdown, and held it for minutes. Whatever was started is ended by then, and what was said is flushed."""
+    try:
+        _run()
+        code: Any = 0
+    except SystemExit as leaving:
+        code = leaving.code
+    if isinstance(code, str):
+        _say(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run() -> None:
     try:
         app()
     except (Interrupted, KeyboardInterrupt):

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 from temporalio.client import WorkflowExecutionStatus, WorkflowQueryFailedError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from roadstead.cli.begin import RunWorkflow
 from roadstead.cli.pace import Pace
@@ -19,6 +19,8 @@ from roadstead.workflows.messages import RunStatus, StepSummary
 
 _POLL_S = 1.0
 _QUERY_S = 5.0
+_GONE_S = 300.0
+"""A Temporal that is away for so long ends the view; its supervisor gives up on it earlier."""
 _QUIET_S = 60.0
 """A run that does nothing for so long says what it waits for."""
 _SQUARES = {"O": ("■", "green"), "R": ("▨", "yellow"), ".": ("□", "bright_black")}
@@ -58,6 +60,16 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
+async def _is_running(workflow: RunWorkflow) -> bool | None:
+    """None: Temporal did not say; a connection may be cut at any moment, and comes back."""
+    try:
+        return (await workflow.describe()).status == WorkflowExecutionStatus.RUNNING
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            raise
+        return None
+
+
 async def follow(workflow: RunWorkflow, console: Console, steps: int) -> RunStatus:
     """Show the run until its workflow ends; its final status. Raises WorkflowFailureError with the run's reason."""
     progress = Progress(
@@ -70,7 +82,7 @@ async def follow(workflow: RunWorkflow, console: Console, steps: int) -> RunStat
     pace, tokens, bound = Pace(), 0, 0
     with Live(console=console, refresh_per_second=4, transient=True, auto_refresh=console.is_terminal) as live:
         while True:
-            running = (await workflow.describe()).status == WorkflowExecutionStatus.RUNNING
+            running = await _is_running(workflow)
             status = await _query(workflow) if running else None
             if status is not None:
                 silent_since = None
@@ -89,13 +101,17 @@ async def follow(workflow: RunWorkflow, console: Console, steps: int) -> RunStat
                 progress.update(task, completed=status.version)
                 now = view(status, pace, bound, letters=console.options.ascii_only)
                 live.update(Group(progress, Text(""), now) if console.is_terminal else Text(""))
-            elif running:
+            elif running is not False:
                 silent_since = silent_since or time.monotonic()
-                live.update(
-                    Text(f"the orchestrator worker has not answered for {time.monotonic() - silent_since:.0f} s")
-                )
-            if not running:
-                final = await workflow.result()
+                silent, who = time.monotonic() - silent_since, "the orchestrator worker" if running else "Temporal"
+                live.update(Text(f"{who} has not answered for {silent:.0f} s"))
+                if running is None and silent > _GONE_S:
+                    raise TimeoutError(f"Temporal has not answered for {silent:.0f} s; the run goes on without a view")
+            if running is False:
+                try:
+                    final = await workflow.result()
+                except RPCError:  # the connection was cut just now; the end stays what it is
+                    continue
                 for step in final.recent:
                     if step.step > shown:
                         console.print(step_line(step), highlight=False, soft_wrap=True)

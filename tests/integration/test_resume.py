@@ -158,4 +158,11 @@ def test_a_stop_kills_what_does_not_stop(workplace: Workplace) -> None:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
     status = json.loads(workplace.roadstead("status", "frozen", "--json").stdout)
-    assert status["recorded"]["steps"] == steps.count(store, keys) >= 1
+    recorded = steps.count(store, keys)
+    assert status["recorded"]["steps"] == recorded >= 1
+
+    # The same Temporal still has the steps of the terminated run, open: they are ended, and the new attempt goes on.
+    shorter = changed(workplace, "frozen", training__steps=recorded + 2)
+    resumed = workplace.roadstead("resume", "frozen", "--config", str(shorter))
+    assert f"goes on from S3 as attempt 2: version {recorded}" in resumed.stdout
+    check_run(workplace, "frozen", steps_=recorded + 2, bound=2)
