@@ -7,6 +7,7 @@ the time it had to stop, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any, NoReturn
@@ -57,8 +58,9 @@ def main() -> NoReturn:
         code = leaving.code
     if isinstance(code, str):
         _say(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):  # whoever read us has gone (`| head`)
+            stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
