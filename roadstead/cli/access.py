@@ -30,25 +30,32 @@ T = TypeVar("T")
 
 def with_run(name: str, data: Path | None, read: Callable[[ObjectStore, RunKeys], T]) -> T:
     """Call `read` with the store and keys of run `name`. Raises ObjectMissing with the known names."""
-    where = data_directory(data)
-    file = given_config(where, name)
-    storage = load(file).storage if file.exists() else StorageSection()
-    # Progress goes to stderr: stdout may be somebody's JSON.
-    console = Console(stderr=True, style="dim", highlight=False)
-
-    def report(line: str) -> None:
-        console.print(line, soft_wrap=True)
 
     async def main() -> T:
-        async with contextlib.AsyncExitStack() as cleanup:
-            endpoint = storage.endpoint_url
-            if endpoint is None:
-                endpoint = await cleanup.enter_async_context(local_store(where, report))
-            store = ObjectStore(StoreAddress(storage.bucket, endpoint, storage.region))
+        async with storage_of(name, data) as storage:
+            store = ObjectStore(StoreAddress(storage.bucket, storage.endpoint_url, storage.region))
             keys = RunKeys(storage.prefix, name)
             return await asyncio.to_thread(_read, store, keys, read)
 
     return run_interruptible(main())
+
+
+@contextlib.asynccontextmanager
+async def storage_of(name: str, data: Path | None) -> AsyncIterator[StorageSection]:
+    """Where the run's objects are, its endpoint filled in: the local server is up for the length of the block."""
+    where = data_directory(data)
+    file = given_config(where, name)
+    storage = load(file).storage if file.exists() else StorageSection()
+    async with contextlib.AsyncExitStack() as cleanup:
+        if storage.endpoint_url is None:
+            endpoint = await cleanup.enter_async_context(local_store(where, tell))
+            storage = storage.model_copy(update={"endpoint_url": endpoint})
+        yield storage
+
+
+def tell(line: str) -> None:
+    """Progress goes to stderr: stdout may be somebody's JSON."""
+    Console(stderr=True, style="dim", highlight=False).print(line, soft_wrap=True)
 
 
 def _read(store: ObjectStore, keys: RunKeys, read: Callable[[ObjectStore, RunKeys], T]) -> T:

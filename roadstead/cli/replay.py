@@ -21,10 +21,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from roadstead.cli.session import given_config, local_store, run_interruptible
+from roadstead.cli.access import storage_of, tell
+from roadstead.cli.session import run_interruptible
 from roadstead.cli.stack import DataOption
-from roadstead.config import StorageSection, load
-from roadstead.infra.stack import data_directory
 from roadstead.storage.references import group_id
 
 _END_S = 10.0
@@ -182,21 +181,10 @@ def _names(text: str | None) -> list[str]:
 
 def _ask(run: str, data: Path | None, question: Event) -> Event:
     """The answer to a question; its progress on stderr. The local store is up for as long as it takes."""
-    where = data_directory(data)
-    file = given_config(where, run)
-    storage = load(file).storage if file.exists() else StorageSection()
-    console = Console(stderr=True, style="dim", highlight=False)
-
-    def report(line: str) -> None:
-        console.print(line, soft_wrap=True)
 
     async def main() -> Event:
-        async with contextlib.AsyncExitStack() as cleanup:
-            endpoint = storage.endpoint_url
-            if endpoint is None:
-                endpoint = await cleanup.enter_async_context(local_store(where, report))
-            address = storage.model_copy(update={"endpoint_url": endpoint}).model_dump()
-            return await _answer({**question, "run": run, "storage": address}, report)
+        async with storage_of(run, data) as storage:
+            return await _answer({**question, "run": run, "storage": storage.model_dump()}, tell)
 
     return run_interruptible(main())
 
