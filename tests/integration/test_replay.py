@@ -24,8 +24,9 @@ import pytest
 from rich.console import Console
 
 from roadstead.cli import replay as command_line
-from roadstead.storage import batches, checkpoints, runs, weights
+from roadstead.storage import batches, checkpoints, runs, train_rows, weights
 from roadstead.storage.batches import BatchCommit
+from roadstead.storage.parquet import encode
 from roadstead.storage.runs import AttemptRecord, RunRecord
 from roadstead.storage.schema import table_from_rows
 from roadstead.storage.train_rows import TrainResult
@@ -303,13 +304,22 @@ def independent_gradient(history: History, step: int, dropped: set[int]) -> Any:
 
 
 async def test_two_ranks_and_settings_of_a_later_attempt(history: History) -> None:
-    """Settings hold from their version on. Here they are not what step 3 was trained with, and that shows.
+    """Results that do not say their settings (older ones) are replayed under those of the attempt. Here these are not
+    what step 3 was trained with, and that shows; a result that says its settings is replayed under them.
 
     Also that the state is put back whole: all rows, trained a second time, give the same weights again.
     """
     run, want = history.two_ranks, history.results["two"]
     saved = checkpoints.newest(run.store, run.keys, CHANGED)
     assert saved is not None and (saved.version, saved.world_size) == (2, 2)
+    record = batches.find(run.store, run.keys, CHANGED)
+    assert record is not None
+    assert history.ask(run, 0, CHANGED).equal, "under the settings of then, whatever the attempt says"
+    without = want[CHANGED].model_copy(update={"training": None})
+    told = {train_rows._RESULT.decode(): without.model_dump_json()}
+    run.store.put_hint(
+        run.keys.train_rows(CHANGED, record.digest), encode(train_rows.read(run.store, run.keys, record), told)
+    )
     report = history.ask(run, 0, CHANGED, rows=Rows(max_staleness=2))
     digests = [step.weights_digest for step in report.steps]
     assert digests[:CHANGED] == [result.weights.digest for result in want[:CHANGED]]
