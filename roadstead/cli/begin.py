@@ -27,7 +27,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 from temporalio.service import RPCError, RPCStatusCode
 
 from roadstead.cli.changes import check_changes
-from roadstead.config import ConfigError, RunConfig
+from roadstead.config import ConfigError, RunConfig, parse
 from roadstead.environments.prompts import DatasetError, load_prompts
 from roadstead.environments.rewards import load_environment, load_rewards
 from roadstead.storage import batches, runs, steps, weights
@@ -148,6 +148,8 @@ def check_resume(
     before, versions = record.config, record.versions
     for attempt in runs.attempts(store, keys):
         before, versions = attempt.config or before, attempt.versions or versions
+    # Through the model, so that a key that came with a later release has its default on both sides.
+    before = recorded_config(parse(before, store.url(keys.run)))
     changed = check_changes(before, recorded_config(config), [key for key in allowed if key != _VERSIONS])
     if versions != component_versions() and _VERSIONS not in allowed:
         raise ConfigError(
