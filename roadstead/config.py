@@ -56,6 +56,9 @@ class DataSection(Section):
     """Components whose weighted sum is added to the environment's own reward."""
     chat_template: bool = False
     """Render prompts, and what the environment says, by the model's chat template."""
+    train_on_external: bool = False
+    """Allow prompt rows that bring finished trajectories with them (column `trajectories`): they are not generated,
+    are marked in the data, and count in no age statistics."""
 
     @model_validator(mode="after")
     def _told_apart(self) -> Self:
@@ -87,12 +90,62 @@ class RolloutSection(Section):
     environment_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Deadline of one call of the environment: reset, step or reward."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    top_p: float = 1.0
+    """Only 1: a truncated distribution biases every importance ratio by the log of the mass that was kept."""
     ignore_eos: bool = False
     """Generate to max_tokens whatever the model says; for load tests."""
+    extra_members: Annotated[int, Field(ge=0)] = 0
+    """Over-sampling within a group: so many members more are started, the first group_size to finish are the group and
+    the rest is aborted in the engine. Favours short responses."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
-    """Wall time for one attempt to generate a group, after which it is generated again."""
+    """Wall time for one attempt to generate a group; then `on_timeout`."""
+    stuck_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """How long an idle trainer waits for a batch whose every slot is taken before its unfinished groups are overdue;
+    then `on_timeout`. None: as long as it takes."""
+    on_timeout: Literal["retry", "discard", "truncate"] = "retry"
+    """Of an overdue group: generate it again (max_attempts times), give its slot to another prompt, or end its
+    trajectories where they are."""
     max_attempts: Annotated[int, Field(ge=1)] = 5
     """Attempts a group before it is dead-lettered and its slot freed."""
+    max_dead_letters: Annotated[int, Field(ge=0)] | None = None
+    """Of the whole run; one more fails it. None: only two batches' worth in a row do."""
+    partial_rollout: bool = True
+    """Requests in flight go on under new weights. False: see `on_update`."""
+    on_update: Literal["wait", "abort"] = "wait"
+    """Without partial_rollout, new weights wait for the turns in flight, or those are aborted and generated again."""
+
+
+class FilterSection(Section):
+    """Groups that are generated, recorded and not trained on; another prompt takes the slot."""
+
+    zero_variance: bool = False
+    """Groups whose rewards are all equal: they have no gradient (dynamic sampling, as in DAPO)."""
+    min_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Groups with a response shorter than this."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Groups with a response longer than this."""
+    functions: tuple[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")], ...] = ()
+    """Import paths `module:function` of (list of the group's rows) -> reason to filter it, or None."""
+    empty_batches: Annotated[int, Field(ge=1)] = 3
+    """Stop the run when so many batches' worth of groups in a row hold nothing to learn from."""
+
+
+class EvaluationSection(Section):
+    """Samples of fixed prompts from a fixed version, beside training and never part of it."""
+
+    prompts: str
+    """JSONL or Parquet, as data.prompts."""
+    every: Annotated[int, Field(ge=1)] = 10
+    """Versions between evaluations; version 0 and the last one are always evaluated."""
+    group_size: Annotated[int, Field(ge=1)] = 1
+    """Samples a prompt."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """None: rollout.max_tokens."""
+    environment: str | None = None
+    """None: data.environment."""
+    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Of a whole evaluation; an engine holds its version no longer than that."""
 
 
 class TrainingSection(Section):
@@ -103,9 +156,22 @@ class TrainingSection(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     importance_cap: Annotated[float, Field(gt=0)] = 2.0
-    """Truncation of the importance weight exp(trainer - behaviour logprob) of a token.
-
-    There is no PPO clip: a batch gets exactly one optimizer step, so the ratio to the step's own start is 1."""
+    """Truncation of the importance weight exp(proximal - behaviour logprob); proximal: the weights at the start of the
+    step, recomputed by the trainer (the decoupled objective)."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """sequence: one weight a trajectory, exp of the mean over its loss tokens."""
+    minibatches: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps a batch. With 1 the ratio to the proximal policy is 1 and its clip never acts."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio to the proximal policy is clipped to [1 - clip_low, 1 + clip_high]."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """More than clip_low is clip-higher, as in DAPO (0.28 there)."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL divergence to the reference policy, version 0, in the loss. 0: no reference is held."""
+    mask_older_than: Annotated[int, Field(ge=0)] | None = None
+    """Tokens of more versions of age carry no loss: the third way to hold a bound, beside refusing and waiting."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """sequence_mean: the mean over trajectories of each one's token mean."""
     normalize_advantages: bool = True
     """Divide group-relative advantages by the group's standard deviation, as in GRPO."""
     zero_stage: Literal[1, 2, 3] = 1
@@ -126,7 +192,14 @@ class EngineSection(Section):
     """CPU build only; on CUDA `gpu_memory_utilization` decides."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """0 picks a free one."""
+    """Of the first replica; 0 picks a free one."""
+    replicas: Annotated[int, Field(ge=1)] = 1
+    """vLLM servers on this machine. On CUDA each takes the next GPU."""
+    urls: tuple[str, ...] = ()
+    """vLLM servers of your own, started with `python -m roadstead.inference.launcher`; none is started here then. They
+    must see this machine's folder of weights under the same path."""
+    kv_cache: Literal["recompute", "keep"] = "recompute"
+    """Of requests in flight when new weights come: computed anew, or kept and recorded by token."""
     poll_seconds: Annotated[float, Field(gt=0)] = 0.2
     """How often the weight watcher looks for a newer version."""
     update_timeout_s: Annotated[float, Field(gt=0)] = 120.0
@@ -147,6 +220,23 @@ class TemporalSection(Section):
     namespace: str = "default"
 
 
+class MetricsSection(Section):
+    enabled: bool = True
+    """Every process serves its metrics in Prometheus form on 127.0.0.1, on a port of its own."""
+
+
+class TrackerSection(Section):
+    kind: Literal["wandb", "mlflow", "tensorboard"]
+    project: str = "roadstead"
+    """Project of W&B, experiment of MLflow; unused by TensorBoard."""
+    folder: str | None = None
+    """Where TensorBoard and offline W&B write; None: under the run's local folder."""
+    url: str | None = None
+    """Of your MLflow or W&B server; None: the library's own default. API keys come from the library's own variables."""
+    offline: bool = False
+    """W&B: write to the folder only, for `wandb sync`."""
+
+
 class RunConfig(Section):
     """One run, whole. `load` reads it from YAML; `dump` gives the YAML back."""
 
@@ -157,10 +247,14 @@ class RunConfig(Section):
     data: DataSection
     staleness: StalenessSection = StalenessSection()
     rollout: RolloutSection = RolloutSection()
+    filters: FilterSection = FilterSection()
+    evaluation: EvaluationSection | None = None
     training: TrainingSection
     engine: EngineSection = EngineSection()
     storage: StorageSection = StorageSection()
     temporal: TemporalSection = TemporalSection()
+    metrics: MetricsSection = MetricsSection()
+    trackers: tuple[TrackerSection, ...] = ()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -178,6 +272,30 @@ class RunConfig(Section):
             raise ValueError(
                 f"staleness.slots_per_buffer: {s.slots_per_buffer} can never fill a batch of "
                 f"staleness.groups_per_batch: {s.groups_per_batch}; raise the first or lower the second"
+            )
+        if r.top_p != 1.0:
+            raise ValueError(
+                f"rollout.top_p: {r.top_p} cuts the distribution that the trainer computes ratios against, which "
+                "biases every one of them; use 1.0 and lower rollout.temperature, which is corrected for"
+            )
+        f = self.filters
+        if f.min_tokens is not None and f.max_tokens is not None and f.min_tokens > f.max_tokens:
+            raise ValueError(
+                f"filters.min_tokens: {f.min_tokens} is above filters.max_tokens: {f.max_tokens}; nothing would pass"
+            )
+        if t.mask_older_than is not None and t.mask_older_than >= s.max_staleness:
+            raise ValueError(
+                f"training.mask_older_than: {t.mask_older_than} masks nothing, staleness.max_staleness: "
+                f"{s.max_staleness} lets nothing older in; lower the first or leave it out"
+            )
+        if t.minibatches > s.groups_per_batch:
+            raise ValueError(
+                f"training.minibatches: {t.minibatches} is more than staleness.groups_per_batch: {s.groups_per_batch}; "
+                "a mini-batch needs a group"
+            )
+        if e.urls and e.replicas != 1:
+            raise ValueError(
+                f"engine.replicas: {e.replicas} are started here and engine.urls are yours; set one of the two"
             )
         if r.max_tokens >= e.max_model_len:
             raise ValueError(
@@ -218,6 +336,8 @@ def load(path: Path) -> RunConfig:
         update={
             "model": config.model.model_copy(update={"path": str(base / config.model.path)}),
             "data": config.data.model_copy(update={"prompts": str(base / config.data.prompts)}),
+            "evaluation": config.evaluation
+            and config.evaluation.model_copy(update={"prompts": str(base / config.evaluation.prompts)}),
         }
     )
 

@@ -17,15 +17,24 @@ _FREE = (
     "training.checkpoint_every",
     "training.micro_batch_tokens",
     "rollout.group_timeout_s",
+    "rollout.stuck_timeout_s",
     "rollout.max_attempts",
+    "rollout.max_dead_letters",
+    "filters.empty_batches",
     "staleness.max_groups_in_flight",
+    "evaluation",
+    "evaluation.",
     "engine.",
     "storage.",
     "temporal.",
+    "metrics.",
+    "trackers",
     # Where the files lie is this machine's business; the prompts' digest is compared, version 0 is on S3.
     "model.path",
     "data.prompts",
 )
+_EXPERIMENT = ("engine.kv_cache",)
+"""Not free, though its section is."""
 _NEVER = {
     "name": "it is another run; begin it with `roadstead run`",
     "seed": "prompt order and sampling seeds are functions of it",
@@ -43,7 +52,7 @@ def check_changes(before: dict[str, Any], now: dict[str, Any], allowed: Collecti
             raise ConfigError(
                 f"{key}: the run has {old!r}, the configuration {new!r}; it can't change in a run: {_NEVER[key]}"
             )
-        if key not in allowed and not any(key == free or (free[-1] == "." and key.startswith(free)) for free in _FREE):
+        if key not in allowed and not _is_free(key):
             raise ConfigError(
                 f"{key}: the run has {old!r}, the configuration {new!r}; set it back, or change the experiment on "
                 f"purpose with `--allow {key}`"
@@ -52,6 +61,10 @@ def check_changes(before: dict[str, Any], now: dict[str, Any], allowed: Collecti
     if unknown:
         raise ConfigError(f"--allow {unknown[0]}: that key did not change; changed: {[k for k, _, _ in changed]}")
     return [key for key, _, _ in changed]
+
+
+def _is_free(key: str) -> bool:
+    return key not in _EXPERIMENT and any(key == free or (free[-1] == "." and key.startswith(free)) for free in _FREE)
 
 
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, Any, Any]]:

@@ -11,25 +11,28 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "roadstead"
 
-# What a room may import, besides itself. `roadstead.config` and `roadstead.process` are below all of them.
+# What a room may import, besides itself. `roadstead.config`, `process` and `metrics` are below all of them.
 ALLOWED: dict[str, set[str]] = {
     "staleness": set(),
+    "metrics": set(),
     "storage": {"staleness", "config"},
     "environments": {"config"},
-    "inference": {"storage", "staleness", "config", "process"},
-    "training": {"storage", "staleness", "config", "process"},
+    "inference": {"storage", "staleness", "config", "process", "metrics"},
+    "training": {"storage", "staleness", "config", "process", "metrics"},
+    "trackers": {"storage", "config"},
     "workflows": {"activities", "storage", "staleness"},
     "activities": {
-        *("workflows", "inference", "training", "environments", "storage", "staleness", "config"),
+        *("workflows", "inference", "training", "environments", "storage", "staleness", "config", "metrics"),
     },
     "workers": {
         *("workflows", "activities", "inference", "training", "environments", "storage", "config"),
+        *("metrics", "trackers"),
     },
-    "infra": {"workers", "workflows", "training", "storage", "config", "process"},
+    "infra": {"workers", "workflows", "training", "storage", "config", "process", "metrics"},
     "benchmarks": {"staleness", "storage"},
-    "dashboards": {"storage", "staleness"},
+    "dashboards": {"storage", "staleness", "metrics"},
     "cli": {
-        *("infra", "workers", "workflows", "environments", "storage", "config", "benchmarks", "dashboards"),
+        *("infra", "workers", "workflows", "environments", "storage", "config", "benchmarks", "dashboards", "metrics"),
     },
     "config": set(),
     "process": set(),
