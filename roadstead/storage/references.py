@@ -36,6 +36,12 @@ class StagedGroup(BaseModel):
     oldest_version: int
     newest_version: int
     mean_reward: float | None
+    filtered: str | None = None
+    """Why a filter keeps it out of training; it is recorded all the same."""
+    trainable: bool = True
+    """False: no member has an advantage, so there is nothing to learn from it."""
+    note: str | None = None
+    """Why it is not trainable, in words: "reward constant 0.0", "no reward: <the reason>"."""
 
 
 class Cut(BaseModel):

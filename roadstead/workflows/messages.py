@@ -17,6 +17,7 @@ from roadstead.storage.references import Cut, Ending, StagedGroup
 
 RUN_WORKFLOW = "TrainingRun"
 STEP_WORKFLOW = "TrainingStep"
+EVALUATION_WORKFLOW = "Evaluation"
 
 
 class Message(BaseModel):
@@ -25,6 +26,10 @@ class Message(BaseModel):
 
 def step_workflow_id(run_id: str, step: int) -> str:
     return f"{run_id}/step/{step}"
+
+
+def evaluation_workflow_id(run_id: str, version: int) -> str:
+    return f"{run_id}/eval/{version}"
 
 
 class RunPlan(Message):
@@ -39,6 +44,14 @@ class RunPlan(Message):
     max_groups_in_flight: int | None
     group_timeout_s: float
     group_attempts: int
+    stuck_timeout_s: float | None = None
+    on_timeout: Literal["retry", "discard", "truncate"] = "retry"
+    max_dead_letters: int | None = None
+    empty_batches: int = 3
+    evaluate_every: int | None = None
+    """None: never."""
+    evaluation_prompts: int = 0
+    evaluation_timeout_s: float = 1800.0
     steps_per_execution: int = 50
     """Continue-as-new after so many steps: half of where Temporal suggests it at 16 groups a step (measured)."""
 
@@ -137,6 +150,17 @@ class StepSummary(Message):
     grad_norm: float | None
     applied: bool
     weights_digest: str
+
+
+class EvaluationOrder(Message):
+    """Evaluate one policy version on all evaluation prompts, 0 to `prompts` - 1."""
+
+    run_id: str
+    attempt: int
+    version: int
+    prompts: int
+    timeout_s: float
+    group_attempts: int
 
 
 class AttemptClose(Message):
