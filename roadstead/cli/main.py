@@ -16,7 +16,22 @@ import typer
 from rich.console import Console
 from temporalio.client import WorkflowFailureError
 
-from roadstead.cli import audit, batch, control, demo, replay, report, run, simulate, stack, status
+from roadstead.cli import (
+    audit,
+    batch,
+    control,
+    dashboards,
+    demo,
+    evals,
+    groups,
+    metrics,
+    replay,
+    report,
+    run,
+    simulate,
+    stack,
+    status,
+)
 from roadstead.cli.begin import CannotBegin
 from roadstead.cli.session import Interrupted
 from roadstead.config import ConfigError
@@ -39,7 +54,11 @@ control.register(app)
 status.register(app)
 app.add_typer(batch.app, name="batch")
 audit.register(app)
+groups.register(app)
+evals.register(app)
 report.register(app)
+metrics.register(app)
+app.add_typer(dashboards.app, name="dashboards")
 replay.register(app)
 demo.register(app)
 simulate.register(app)

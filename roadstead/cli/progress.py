@@ -31,7 +31,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 def step_line(step: StepSummary) -> str:
     """One step in under 80 columns."""
     reward = "    -" if step.mean_reward is None else f"{step.mean_reward:.3f}"
-    norm = "skipped: not finite" if step.grad_norm is None or not step.applied else f"{step.grad_norm:.3f}"
+    norm = "skipped: not finite" if step.grad_norm is None else f"{step.grad_norm:.3f}"
+    norm = norm if step.applied or step.grad_norm is None else "nothing to learn"
     return (
         f"step {step.step:>4}  reward {reward}  staleness {step.max_staleness}  "
         f"{step.response_tokens:>6} tokens  loss {step.loss:+.3f}  grad norm {norm}"

@@ -287,7 +287,7 @@ def _show_replay(report: Event, console: Console) -> None:
 def _show_counterfactual(step: Event, other: Event, console: Console) -> None:
     rows = len(other["kept"]) + len(other["dropped"])
     table = Table("", f"all {rows} rows", f"{len(other['kept'])} rows", title=f"step {step['step']} without some rows")
-    for name in ("loss", "grad_norm", "kl_to_behavior", "importance_max", "loss_tokens", "applied"):
+    for name in ("loss", "grad_norm", "kl_to_behavior", "importance_max", "entropy", "loss_tokens", "applied"):
         table.add_row(name, *(_value(side["metrics"][name]) for side in (step, other)))
     updates = other["updates"]
     table.add_row("L2 of the update", _value(updates["first_norm"]), _value(updates["second_norm"]))

@@ -25,11 +25,12 @@ from roadstead.cli.begin import CannotBegin, RunWorkflow
 from roadstead.cli.hosting import hosting
 from roadstead.config import RunConfig
 from roadstead.infra import roles
-from roadstead.infra.ports import remembered_ports
+from roadstead.infra.ports import remembered_row
 from roadstead.infra.processes import Supervisor
 from roadstead.infra.s3_server import credentials
 from roadstead.infra.stack import stack
-from roadstead.storage import steps
+from roadstead.metrics.server import TEMPORAL, target
+from roadstead.storage import evals, steps
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
 from roadstead.storage.open import open_run
@@ -109,10 +110,15 @@ async def session(
             ui = endpoints.temporal_ui
             if config.storage.endpoint_url is None:
                 os.environ.update(credentials(data).environment)
+            if config.temporal.address is None and config.metrics.enabled:
+                labels = {"run": config.name, "role": "temporal-server"}
+                cleanup.enter_context(
+                    target(given.parent, labels["role"], endpoints.temporal_metrics, TEMPORAL, labels)
+                )
             config = endpoints.applied_to(config)
         folder = given.parent
         logs = data / "logs" / config.name
-        config = _with_port(config, data)
+        config = _with_ports(config, data)
         store, keys = open_run(config)
         await asyncio.to_thread(store.probe)
         assert config.temporal.address is not None, "filled in above"
@@ -134,7 +140,9 @@ async def session(
                     f"{config.name}` it first, then resume it with another {', '.join(changed)}"
                 )
             done = await asyncio.to_thread(steps.count, store, keys)
-            if not running and done >= config.training.steps:
+            # A run that was killed in its last evaluation has all its steps and still something to do.
+            evaluated = config.evaluation is None or await asyncio.to_thread(evals.is_closed, store, keys, done)
+            if not running and done >= config.training.steps and evaluated:
                 report(f"run {config.name} has its {done} steps: nothing to do")
                 yield Session(store, keys, None, ui, logs, supervisors)
                 return
@@ -147,7 +155,7 @@ async def session(
         processes = Supervisor(report)
         cleanup.push_async_callback(processes.stop)
         await processes.start(
-            *roles.engine_and_trainer(config, config_file, folder, logs),
+            *roles.engines_and_trainer(config, config_file, folder, logs),
             *roles.workers(config, config_file, folder, logs),
         )
         workflow: RunWorkflow = client.get_workflow_handle(config.name, result_type=RunStatus)
@@ -264,8 +272,10 @@ def host_of(folder: Path) -> int | None:
         return None
 
 
-def _with_port(config: RunConfig, data: Path) -> RunConfig:
-    if config.engine.port:
+def _with_ports(config: RunConfig, data: Path) -> RunConfig:
+    """`engine.port` filled in; the other replicas listen on the ports after it."""
+    if config.engine.port or config.engine.urls:
         return config
-    port = remembered_ports(data / "ports.json", ["engine"])["engine"]
+    names = ["engine", *(f"engine-{i}" for i in range(1, config.engine.replicas))]
+    port = remembered_row(data / "ports.json", names)["engine"]
     return config.model_copy(update={"engine": config.engine.model_copy(update={"port": port})})

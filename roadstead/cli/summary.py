@@ -73,7 +73,7 @@ def summarize(store: ObjectStore, keys: RunKeys) -> Summary:
         reward_last=_mean(rewards[-WINDOW:]),
         max_staleness=max((commit.max_staleness for commit in commits if commit), default=None),
         staleness_bound=int(config["staleness"]["max_staleness"]),
-        skipped_updates=sum(not record.metrics.applied for record in records),
+        skipped_updates=sum(record.metrics.not_finite for record in records),
     )
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any, cast
 
 from roadstead.environments.protocol import Environment
 from roadstead.environments.single_turn import Judge, SingleTurn
 
 
-def load_environment(path: str) -> Environment:
-    """Import `module:attribute`. Raises ValueError that names the path and what failed.
+def load_environment(path: str, key: str = "data.environment") -> Environment:
+    """Import `module:attribute`. key: of the configuration that names it. Raises ValueError that names the path and
+    what failed.
 
     It may be a class or a function without arguments, which is called and returns an environment, or an object with
     `name` and `reward(row, response, finish_reason)`; or a reward function of (row, transcript).
     """
-    found = _import("data.environment", path)
+    found = _import(key, path)
     if _takes_nothing(found):
         found = found()
     if callable(getattr(found, "reset", None)):
@@ -31,7 +33,7 @@ def load_environment(path: str) -> Environment:
     if inspect.isfunction(found):
         return SingleTurn(found.__name__, found)
     raise ValueError(
-        f"data.environment: {path!r} is {type(found).__name__}, which has neither `reset` nor `reward`; "
+        f"{key}: {path!r} is {type(found).__name__}, which has neither `reset` nor `reward`; "
         "give `module:Class` of an environment or `module:function` of a reward"
     )
 
@@ -42,6 +44,14 @@ def load_judge(path: str) -> Judge:
     if not callable(found):
         raise ValueError(f"data.rewards: {path!r} is {type(found).__name__}; give `module:function` of a reward")
     return cast(Judge, found)
+
+
+def load_filter(path: str) -> Callable[..., Any]:
+    """Import the filter `module:function`. Raises ValueError that names the path and what failed."""
+    found = _import("filters.functions", path)
+    if not callable(found):
+        raise ValueError(f"filters.functions: {path!r} is {type(found).__name__}; give `module:function` of a filter")
+    return cast(Callable[..., Any], found)
 
 
 def _import(key: str, path: str) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +36,22 @@ class PromptSet:
             other = seen.setdefault(str(row["prompt_id"]), i)
             if other != i:
                 raise DatasetError(f"{source}: rows {other} and {i} share prompt_id {row['prompt_id']!r}")
-        self._rows = rows
+        self.rows: Sequence[Mapping[str, Any]] = rows
+        """In file order."""
         self.digest = _fingerprint(rows)
         """sha256 over the rows in file order: another order is another dataset."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def at(self, position: int, seed: int) -> Mapping[str, Any]:
         """The row served at cursor `position` (0-based, over all epochs)."""
-        epoch, index = divmod(position, len(self._rows))
-        return self._rows[_order(len(self._rows), seed, epoch)[index]]
+        epoch, index = divmod(position, len(self.rows))
+        return self.rows[_order(len(self.rows), seed, epoch)[index]]
 
 
-def load_prompts(path: Path) -> PromptSet:
-    """Read a `.jsonl` or `.parquet` file. Raises DatasetError."""
+def load_prompts(path: Path, key: str = "data.prompts") -> PromptSet:
+    """Read a `.jsonl` or `.parquet` file. key: of the configuration that names it. Raises DatasetError."""
     try:
         if path.suffix == ".parquet":
             rows = pq.read_table(path).to_pylist()
@@ -63,9 +64,9 @@ def load_prompts(path: Path) -> PromptSet:
                         raise DatasetError(f"{path}:{number}: expected an object, got {type(row).__name__}")
                     rows.append(row)
         else:
-            raise DatasetError(f"data.prompts: {path} is neither .jsonl nor .parquet; convert it")
+            raise DatasetError(f"{key}: {path} is neither .jsonl nor .parquet; convert it")
     except OSError as error:
-        raise DatasetError(f"data.prompts: {path} can't be read ({error.strerror or error})") from error
+        raise DatasetError(f"{key}: {path} can't be read ({error.strerror or error})") from error
     except json.JSONDecodeError as error:
         raise DatasetError(f"{path}:{number}: not JSON: {error}") from error
     return PromptSet(rows, str(path))

@@ -60,6 +60,13 @@ class TextCodec:
             text = self._between(observation).removeprefix(self._tokenizer.decode([last]))
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def response(self, text: str, *, ended: bool) -> tuple[int, ...]:
+        """Ids of a response that is known as text. ended: with the end token behind it, if the tokenizer has one."""
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        if ended and self._tokenizer.eos_token_id is not None:
+            ids.append(self._tokenizer.eos_token_id)
+        return tuple(ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of response tokens, special tokens left out."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)

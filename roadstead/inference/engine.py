@@ -9,6 +9,7 @@ A crash leaves: nothing; there is no state here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +39,12 @@ class EngineStalled(EngineError):
         )
         self.stage = stage
         self.since = since
+        self.waiting_for = waiting_for
+
+
+class GenerationAborted(EngineError):
+    """A weight update ended the request (`rollout.on_update: abort`), or would have mixed two versions in a response
+    without `rollout.partial_rollout`. Nothing is wrong: ask again. An abort by anything else is EngineDown."""
 
 
 class BadRequest(EngineError):
@@ -45,7 +52,7 @@ class BadRequest(EngineError):
 
 
 class UpdateFailed(EngineError):
-    """The engine refused new weights and serves the old ones, or can't prove that it serves the new."""
+    """The engine refused new weights and serves the old ones, or doesn't serve what it acknowledged."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,25 @@ class Generation:
     version_spans: tuple[VersionSpan, ...]
     """Contiguous spans that cover exactly [0, n)."""
     finish_reason: Literal["stop", "length"]
+    kv_version_spans: tuple[VersionSpan, ...] | None = None
+    """Contiguous spans over [0, n): the weights that wrote the KV of each token. None: whenever a token was sampled,
+    all KV before it was of the version stamped on it. Differs only under `engine.kv_cache: keep`, see `kv_spans`."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What has arrived of an unfinished response: n >= 0 tokens from its beginning, as in `Generation`."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version_spans: tuple[VersionSpan, ...]
+    """Cover exactly [0, n): a response that a crash cuts short keeps the versions of what arrived."""
+    kv_version_spans: tuple[VersionSpan, ...] | None = None
+    """As in `Generation`."""
+
+
+OnPartial = Callable[[Partial], None]
+"""Called from the event loop for each chunk that arrives; must be quick and not raise."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +114,11 @@ class EngineInfo:
 class Engine(Protocol):
     """Every call ends within the engine's own deadlines; past one it raises EngineStalled."""
 
-    async def generate(self, req: GenerateRequest) -> Generation:
-        """Raises EngineDown, EngineStalled, BadRequest. Cancelling the call aborts the request."""
+    async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
+        """Raises EngineDown, EngineStalled, GenerationAborted, BadRequest. Cancelling the call aborts the request.
+
+        `on_partial`: gets the response so far, each time longer and each a beginning of the final one.
+        """
 
     async def attach(self) -> int | None:
         """Make a fresh or abandoned engine serve and label its tokens; idempotent. Returns its version.
@@ -105,11 +134,12 @@ class Engine(Protocol):
         """
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace the weights by those in `folder`; requests in flight go on with the new ones.
+        """Replace the weights by those in `folder`; what becomes of requests in flight is the engine's policy.
 
-        `folder`: what `storage.weights.download` made, on the engine's own disk. One caller at a time.
-        Raises UpdateFailed (the old weights serve on), EngineDown, EngineStalled (what serves is unknown: see
-        `attach`).
+        `folder`: what `storage.weights.download` made, on the engine's own disk. One caller at a time. It returns when
+        the engine has shown that it serves them. Raises UpdateFailed, also for a version older than the one that has
+        requests in flight; EngineDown; EngineStalled. What serves after an error, `version` knows: the old weights, or
+        none that are certain (NotAttached, see `attach`).
         """
 
     async def info(self) -> EngineInfo:

@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from roadstead.config import RunConfig, load
+from roadstead.inference import chunk_stamps
 from roadstead.inference.folders import version_folder
 from roadstead.process import die_with_parent
 from roadstead.storage import weights
@@ -40,6 +41,20 @@ _CPU_BATCH_TOKENS = 4096
 
 class WeightsMissing(RuntimeError):
     """No version was published in time."""
+
+
+_HELP = """Serve a run's newest weights with vLLM, on 127.0.0.1 only: its routes can replace the weights."""
+_EXAMPLE = """example: an engine of your own, on another machine (docs/fleet.md)
+
+  there    python -m roadstead.inference.launcher --config RUN.yaml --port 8001 \\
+             --folder DATA/runs/RUN/engine/vllm-127.0.0.1-8001
+  here     ssh -N -L 8001:127.0.0.1:8001 that-machine
+  RUN.yaml engine: {urls: ["http://127.0.0.1:8001"]}
+
+RUN.yaml there names the S3 endpoint that this machine uses; credentials come from the usual AWS variables. DIR is on
+a file system that both machines see under the same path. The server ends with the process that started it: start it
+under systemd, tmux or a container, not with `nohup ... &` from a shell that you close.
+"""
 
 
 def server_command(config: RunConfig, model_dir: Path, port: int) -> list[str]:
@@ -108,6 +123,7 @@ def serve(config: RunConfig, model_dir: Path, port: int) -> None:
         from roadstead.inference import cpu_build
 
         cpu_build.adjust()
+    chunk_stamps.stamp_every_chunk()
     from vllm.entrypoints.cli.main import main as vllm_main
 
     vllm_main()
@@ -142,11 +158,14 @@ def first_weights(store: ObjectStore, keys: RunKeys, folder: Path, timeout_s: fl
 def main() -> None:
     die_with_parent()  # also while it waits and downloads
     parser = argparse.ArgumentParser(
-        prog="python -m roadstead.inference.launcher", description="Serve a run's newest weights with vLLM."
+        prog="python -m roadstead.inference.launcher",
+        description=_HELP,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, required=True, help="the run's YAML")
     parser.add_argument("--port", type=int, required=True, help="port to listen on, on 127.0.0.1")
-    parser.add_argument("--folder", type=Path, required=True, help="local folder for versions of the weights")
+    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="folder for versions of the weights")
     arguments = parser.parse_args()
     config = load(arguments.config)
     store, keys = open_run(config)

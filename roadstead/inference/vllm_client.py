@@ -1,58 +1,52 @@
 """An engine that is a vLLM server, spoken to over HTTP.
 
-Owns: the requests, their deadlines, the order of a weight update, and the version label of the engine's
-tokens.
-Never touches: the server process, S3, the files of a version (the worker reads them; the client reads the
-manifest).
-Invariant: while the engine's label is a number, its weights are that version. Before weights are touched the
-label becomes `loading-<version>`, and a number again only when the outcome is known; tokens sampled in
-between are refused, not guessed.
-A crash leaves: an engine that may be paused or labelled `loading-...`. `attach` ends the first and reports
-the second, and the next `load_weights` cures it.
+Owns: the requests, and what this client knows of the engine.
+Never touches: the server process, S3, the files of a version; `vllm_update` has the order of a weight update.
+Invariant: what it returns is finished, and every token carries the version whose weights sampled it, as stamped by the
+engine; tokens sampled under a label that is no version are refused, not guessed. KV of older weights serves no request
+but those that were generating when the update came.
+A crash leaves: see `vllm_update`; the engine aborts the requests of a client that is gone.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from roadstead.inference.engine import (
     BadRequest,
     EngineDown,
-    EngineError,
     EngineInfo,
-    EngineStalled,
     GenerateRequest,
     Generation,
+    GenerationAborted,
     NotAttached,
-    UpdateFailed,
+    OnPartial,
 )
-from roadstead.inference.vllm_answer import parse_generation
+from roadstead.inference.labels import FRESH, LOADING_PREFIX, new_label, version_of
+from roadstead.inference.vllm_answer import AbortedByEngine, Response
+from roadstead.inference.vllm_http import VllmHttp, reason
+from roadstead.inference.vllm_update import PauseMode, Updater, read_manifest
 
-_FRESH_LABEL = "default"
-"""What vLLM calls the weights that it was started with."""
-_LOADING_PREFIX = "loading-"
 _ENGINE_ID_PREFIX = "generate-tokens-"
 """vLLM prefixes our request ids with it. An abort without it answers "aborted": 1 and the request runs on."""
-_READ_ATTEMPTS = 3
-"""For requests that may arrive twice."""
 _GENERATE_TIMEOUT_S = 1800.0
 """Queueing included. Only a last resort: a hung engine is found by its liveness, after a stage's deadline."""
+
+
+class _OldSalt(Exception):
+    """The request was admitted under other weights than those that sampled its first token."""
 
 
 class VllmEngine:
     """`Engine` over vLLM's token API and its weight-update API (server in dev mode, on this machine).
 
-    `stage_timeout_s`: deadline in seconds of each request but `generate`, and how often a generation's engine
-    must show that its core is alive. Use from one event loop.
+    `stage_timeout_s`: deadline in seconds of each request but `generate`, and how often a generation's engine must show
+    that its core is alive. `partial_rollout`, `on_update` and `kv_cache` are the configuration's keys.
+    `drain_timeout_s`: how long an update under `on_update: wait` waits for the requests in flight; None: as long as one
+    request may take. Use from one event loop, and one client an engine: another's update is taken for an accident.
     """
 
     def __init__(
@@ -62,187 +56,152 @@ class VllmEngine:
         stage_timeout_s: float,
         *,
         generate_timeout_s: float = _GENERATE_TIMEOUT_S,
+        partial_rollout: bool = True,
+        on_update: Literal["wait", "abort"] = "wait",
+        kv_cache: Literal["recompute", "keep"] = "recompute",
+        drain_timeout_s: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.engine_id = engine_id
-        self._stage_timeout_s = stage_timeout_s
         self._generate_timeout_s = generate_timeout_s
-        # Never a used connection: vLLM closes one after a 500 or 5 s of idleness, and a request that meets
-        # that end looks like a crash. No limit on new ones: vLLM queues, and an update must not wait.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=None, limits=limits, transport=transport)
+        self._mode: PauseMode = kv_cache if partial_rollout else on_update
+        self._http = VllmHttp(base_url, engine_id, stage_timeout_s, transport)
+        self._updater = Updater(self._http, self._mode, drain_timeout_s or generate_timeout_s)
+        self._label: str | None = None
+        """Of the weights, when last heard of; the salt of the prefix cache under `keep`."""
+        self._in_flight: list[str] = []
+        self._aborted: set[str] = set()
+        """Of the requests in flight, those that `abort` was called for."""
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    async def generate(self, req: GenerateRequest) -> Generation:
+    async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
         """See `Engine.generate`. While it waits, the engine's core is asked for a sign of life."""
-        body = {
-            "request_id": req.request_id,
-            "token_ids": list(req.prompt_token_ids),
-            "sampling_params": {
-                "max_tokens": req.max_tokens,
-                "temperature": req.temperature,
-                "seed": req.seed,
-                "ignore_eos": req.ignore_eos,
-                "logprobs": 0,  # of the sampled token only
-                "detokenize": False,
-            },
-        }
-        answer = asyncio.ensure_future(self._send("POST", "/inference/v1/generate", body))
+        self._in_flight.append(req.request_id)
         try:
-            async with self._deadline("generate", self._generate_timeout_s, f"request {req.request_id}"):
-                while not (await asyncio.wait({answer}, timeout=self._stage_timeout_s))[0]:
-                    await self._label()
-                response = answer.result()
+            async with self._http.deadline("generate", self._generate_timeout_s, f"request {req.request_id}"):
+                while True:
+                    try:
+                        return await self._http.while_alive(self._ask(req, on_partial))
+                    except _OldSalt:
+                        # It waited in the engine's queue while weights changed, and may have found KV of the old ones.
+                        continue
         finally:
-            answer.cancel()  # the closed connection aborts the request in the engine
-            await asyncio.gather(answer, return_exceptions=True)
-        if response.is_client_error:
-            raise BadRequest(f"{self.engine_id}: request {req.request_id} refused: {_reason(response)}")
-        self._require_success(response, f"request {req.request_id}")
-        return parse_generation(response.content, f"{self.engine_id}: request {req.request_id}")
+            self._in_flight.remove(req.request_id)
+            if req.request_id not in self._in_flight:
+                self._aborted.discard(req.request_id)
+
+    async def _ask(self, req: GenerateRequest, on_partial: OnPartial | None) -> Generation:
+        what, mark = f"{self.engine_id}: request {req.request_id}", self._updater.mark()
+        salt = (self._label or await self._heard()) if self._mode == "keep" else None
+        # The first token is looked at under `keep`, when it is early enough to ask again.
+        stream = on_partial is not None or salt is not None
+        response = Response(what, kept_kv=salt is not None)
+        async with self._http.stream("POST", "/inference/v1/generate", _body(req, stream, salt)) as http:
+            if not http.is_success:
+                await http.aread()
+                if http.is_client_error:
+                    raise BadRequest(f"{what} refused: {reason(http)}")
+                raise EngineDown(f"{what} failed: {reason(http)}")
+            if stream:
+                await self._read(http, response, salt, on_partial)
+            else:
+                response.add(await http.aread())
+        try:
+            generation = response.generation()
+        except AbortedByEngine:
+            if req.request_id not in self._aborted and self._updater.aborted_since(mark):
+                raise GenerationAborted(f"{what} was ended by a weight update; ask again") from None
+            raise EngineDown(f"{what} was aborted, and not by a weight update") from None
+        if self._mode in ("wait", "abort") and len(generation.version_spans) > 1:
+            # The scheduler had preempted it, so the engine did not count it as in flight when it paused.
+            raise GenerationAborted(f"{what} met a weight update in the queue: {generation.version_spans}; ask again")
+        return generation
+
+    async def _read(
+        self, http: httpx.Response, response: Response, salt: str | None, on_partial: OnPartial | None
+    ) -> None:
+        """Chunks until one has a finish reason. A dead engine ends its streams with HTTP 200 and `[DONE]`, too."""
+        async for line in http.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            response.add(line.removeprefix("data:"))
+            if salt is not None and response.first_label not in (None, salt):
+                self._label = None
+                raise _OldSalt
+            if on_partial is not None:
+                on_partial(response.partial())
+            if response.finish_reason is not None:
+                return
+        raise EngineDown(f"{response.what}: the stream ended without a finish reason")
 
     async def abort(self, request_id: str) -> None:
-        async with self._deadline("abort", self._stage_timeout_s, f"request {request_id}"):
-            response = await self._repeat("POST", "/abort_requests", {"request_ids": [_ENGINE_ID_PREFIX + request_id]})
-        self._require_success(response, f"abort of {request_id}")
+        if request_id in self._in_flight:
+            self._aborted.add(request_id)
+        async with self._http.deadline("abort", self._http.timeout_s, f"request {request_id}"):
+            body = {"request_ids": [_ENGINE_ID_PREFIX + request_id]}
+            response = await self._http.repeat("POST", "/abort_requests", body)
+        self._http.require_success(response, f"abort of {request_id}")
 
     # -- what it is ---------------------------------------------------------------------------------------
 
     async def info(self) -> EngineInfo:
-        build = (await self._read("/version"))["version"]
-        model = (await self._read("/v1/models"))["data"][0]
+        build = (await self._http.read("/version"))["version"]
+        model = (await self._http.read("/v1/models"))["data"][0]
         return EngineInfo(self.engine_id, f"vllm {build}", model["max_model_len"])
 
     async def version(self) -> int:
-        label = await self._label()
-        if not label.isdecimal():
-            raise NotAttached(f"{self.engine_id}: its weights are labelled {label!r}, not a policy version; attach it")
-        return int(label)
+        version = version_of(await self._heard())
+        assert version is not None
+        return version
 
     async def attach(self) -> int | None:
         """See `Engine.attach`. Reads the manifest of the folder that the server was started from."""
-        label = await self._label()
-        if label.startswith(_LOADING_PREFIX):
+        label = await self._http.label()
+        if label.startswith(LOADING_PREFIX):
             return None
-        if label == _FRESH_LABEL:
-            folder = Path((await self._read("/v1/models"))["data"][0]["root"])
-            version = _manifest(folder)["version"]
-            await self._stage("attach", "/init_weight_transfer_engine", {"init_info": {"root": str(folder.parent)}})
-            await self._stage("attach", "/update_weight_version", {"new_version": str(version)})
-        elif (await self._read("/is_paused"))["is_paused"]:
-            # The label is a number, so whoever paused it died before the weights were touched or after they
-            # were in.
-            await self._stage("resume", "/resume")
+        if label == FRESH:
+            folder = Path((await self._http.read("/v1/models"))["data"][0]["root"])
+            version = read_manifest(folder)["version"]
+            root = {"init_info": {"root": str(folder.parent)}}
+            await self._http.stage("attach", "/init_weight_transfer_engine", root)
+            await self._http.stage("attach", "/update_weight_version", {"new_version": new_label(version)})
+        elif (await self._http.read("/is_paused"))["is_paused"]:
+            # The label is a version, so whoever paused it died before the weights were touched or after they were in.
+            await self._http.stage("resume", "/resume")
         return await self.version()
+
+    async def _heard(self) -> str:
+        """The engine's label, which must be of a version. Raises NotAttached."""
+        label = await self._http.label()
+        if version_of(label) is None:
+            self._label = None
+            raise NotAttached(f"{self.engine_id}: its weights are labelled {label!r}, not a policy version; attach it")
+        self._label = label
+        return label
 
     # -- weights ------------------------------------------------------------------------------------------
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """See `Engine.load_weights`. pause, start, update, finish, resume; each with its own deadline."""
-        manifest = _manifest(folder)
-        if manifest["version"] != version:
-            raise UpdateFailed(f"{folder}: its manifest says version {manifest['version']}, expected {version}")
-        digests = {f["name"]: f["sha256"] for f in manifest["files"] if f["name"].endswith(".safetensors")}
-        before = await self._label()
-        try:
-            await self._replace(folder, version, digests, before)
-        except BaseException as error:
-            try:
-                await self._stage("resume", "/resume")
-            except EngineError as second:
-                error.add_note(f"and it could not be resumed: {second}")
-            raise
-        await self._stage("resume", "/resume")
-        if (now := await self._label()) != str(version):
-            raise UpdateFailed(f"{self.engine_id}: acknowledged version {version}, reads back {now!r}")
-
-    async def _replace(self, folder: Path, version: int, digests: dict[str, str], before: str) -> None:
-        # keep: requests in flight stay. clear_cache: their KV is computed again with the new weights; cached
-        # blocks of the old ones would otherwise serve new requests under the new label.
-        await self._stage("pause", "/pause?mode=keep&clear_cache=true")
-        await self._start()
-        await self._stage("update", "/update_weight_version", {"new_version": f"{_LOADING_PREFIX}{version}"})
-        try:
-            await self._stage(
-                "update",
-                "/update_weights",
-                {"update_info": {"path": str(folder.resolve()), "sha256": digests}},
-            )
-        except UpdateFailed:
-            # Refused by the worker, which does so only before it touches a parameter.
-            await self._stage("update", "/update_weight_version", {"new_version": before})
-            raise
-        await self._stage("finish", "/finish_weight_update", {"weight_version": str(version)})
-
-    async def _start(self) -> None:
-        try:
-            await self._stage("start", "/start_weight_update")
-        except UpdateFailed:
-            # A client that died or gave up left its update open: close it. The worker's finish does no more.
-            await self._stage("start", "/finish_weight_update")
-            await self._stage("start", "/start_weight_update")
-
-    async def _stage(self, stage: str, path: str, body: dict[str, Any] | None = None) -> None:
-        """One step of an update. Raises EngineStalled, EngineDown, UpdateFailed."""
-        async with self._deadline(stage, self._stage_timeout_s, f"POST {path}"):
-            response = await self._send("POST", path, body)
-        if not response.is_success:
-            raise UpdateFailed(f"{self.engine_id}: {stage} refused: {_reason(response)}")
-
-    # -- HTTP ---------------------------------------------------------------------------------------------
-
-    async def _label(self) -> str:
-        """The label of the weights, by a round trip to the engine core: also the proof that it lives."""
-        return str((await self._read("/weight_info"))["weight_version"])
-
-    async def _read(self, path: str) -> Any:
-        async with self._deadline("read", self._stage_timeout_s, f"GET {path}"):
-            response = await self._repeat("GET", path)
-        self._require_success(response, f"GET {path}")
-        return response.json()
-
-    async def _repeat(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """Send a request that may arrive twice, so a broken connection is no reason to give up."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(EngineDown),
-            stop=stop_after_attempt(_READ_ATTEMPTS),
-            wait=wait_exponential(multiplier=0.05),
-            reraise=True,
-        )
-        return await retrying(self._send, method, path, body)
-
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        try:
-            return await self._http.request(method, path, json=body)
-        except httpx.TransportError as error:
-            raise EngineDown(f"{self.engine_id} at {self._http.base_url}: {method} {path}: {error!r}") from error
-
-    def _require_success(self, response: httpx.Response, what: str) -> None:
-        if not response.is_success:
-            raise EngineDown(f"{self.engine_id}: {what} failed: {_reason(response)}")
-
-    @asynccontextmanager
-    async def _deadline(self, stage: str, seconds: float, waiting_for: str) -> AsyncIterator[None]:
-        since = datetime.now(UTC)
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError as error:
-            raise EngineStalled(self.engine_id, stage, since, f"{waiting_for} ({seconds:g} s allowed)") from error
+        """See `Engine.load_weights`."""
+        self._label = await self._updater.load(folder, version, len(self._in_flight))
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a local version. Raises UpdateFailed when there is none."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise UpdateFailed(f"{folder / 'manifest.json'}: {error}; download the version again") from error
-    return manifest
-
-
-def _reason(response: httpx.Response) -> str:
-    return f"HTTP {response.status_code}: {response.text[:500]}"
+def _body(req: GenerateRequest, stream: bool, salt: str | None) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "request_id": req.request_id,
+        "token_ids": list(req.prompt_token_ids),
+        "sampling_params": {
+            "max_tokens": req.max_tokens,
+            "temperature": req.temperature,
+            "seed": req.seed,
+            "ignore_eos": req.ignore_eos,
+            "logprobs": 0,  # of the sampled token only
+            "detokenize": False,
+        },
+        "stream": stream,
+    }
+    return body if salt is None else body | {"cache_salt": salt}

@@ -32,6 +32,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from roadstead.inference.worker_probe import logits_digest
 from roadstead.process import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,21 @@ def _repack_tied_head(model: Any) -> None:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker class. Adds nothing to it: the module's import does the work."""
+    """Mixed into vLLM's worker class. The module's import does the rest of the work."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def logits_digest(self) -> str | None:
+        """See `worker_probe.logits_digest`. Called through /collective_rpc.
+
+        A model that it fails on gets no verdict, which the client reports with every update, rather than no updates.
+        """
+        try:
+            return logits_digest(self.model_runner, self.vllm_config)
+        except Exception:
+            log.exception("the probe failed: weight updates of this model can't be proved")
+            return None
 
 
 WeightTransferEngineFactory.register_engine("roadstead_disk", DiskWeights)

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -37,9 +38,9 @@ def free_port() -> int:
     raise OSError(f"no free port in 1000 tries between {_RANGE.start} and {_RANGE.stop - 1}")
 
 
-def remembered_ports(file: Path, names: list[str]) -> dict[str, int]:
+def remembered_ports(file: Path, names: Sequence[str]) -> dict[str, int]:
     """A free port for each name; last time's where it is still free."""
-    known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+    known = _known(file)
     taken: set[int] = set()
     ports: dict[str, int] = {}
     for name in names:
@@ -48,8 +49,28 @@ def remembered_ports(file: Path, names: list[str]) -> dict[str, int]:
             port = free_port()
         ports[name] = port
         taken.add(port)
+    _remember(file, {**known, **ports})
+    return ports
+
+
+def remembered_row(file: Path, names: list[str]) -> dict[str, int]:
+    """Free ports in a row, one for each name; last time's first one where all of them are still free."""
+    known = _known(file)
+    first = known.get(names[0], 0)
+    while not first or not all(is_free(first + i) for i in range(len(names))):
+        first = free_port()
+    ports = {name: first + i for i, name in enumerate(names)}
+    _remember(file, {**known, **ports})
+    return ports
+
+
+def _known(file: Path) -> dict[str, int]:
+    known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+    return known
+
+
+def _remember(file: Path, ports: dict[str, int]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps({**known, **ports}, indent=1))
+    part.write_text(json.dumps(ports, indent=1))
     part.replace(file)
-    return ports

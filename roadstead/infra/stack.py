@@ -39,6 +39,8 @@ class Endpoints:
 
     temporal: str
     temporal_ui: str
+    temporal_metrics: str
+    """host:port of the server's own /metrics."""
     s3: str
     owner_pid: int
 
@@ -77,11 +79,12 @@ async def stack(data: Path, report: Callable[[str], None]) -> AsyncIterator[tupl
         file.unlink(missing_ok=True)
         supervisor = Supervisor(report)
         try:
-            ports = remembered_ports(data / "ports.json", ["temporal", "temporal-ui", *s3_server.PORTS])
+            ports = remembered_ports(data / "ports.json", [*temporal_server.PORTS, *s3_server.PORTS])
             await supervisor.start(temporal_server.temporal_spec(data, ports), s3_server.s3_spec(data, ports, BUCKET))
             ours = Endpoints(
                 temporal=f"{LOOPBACK}:{ports['temporal']}",
                 temporal_ui=f"http://{LOOPBACK}:{ports['temporal-ui']}",
+                temporal_metrics=f"{LOOPBACK}:{ports['temporal-metrics']}",
                 s3=f"http://{LOOPBACK}:{ports['s3']}",
                 owner_pid=os.getpid(),
             )

@@ -18,6 +18,7 @@ from roadstead.infra.ports import LOOPBACK
 from roadstead.infra.processes import ProcessFailed, ProcessSpec
 
 NAMESPACE = "default"
+PORTS = ("temporal", "temporal-ui", "temporal-metrics")
 
 
 def binary(name: str, package: str) -> str:
@@ -30,7 +31,7 @@ def binary(name: str, package: str) -> str:
 
 
 def temporal_spec(data: Path, ports: dict[str, int]) -> ProcessSpec:
-    """`ports`: temporal (gRPC) and temporal-ui."""
+    """ports: those of `PORTS`, by name."""
     folder = data / "temporal"
     folder.mkdir(parents=True, exist_ok=True)
     address = f"{LOOPBACK}:{ports['temporal']}"
@@ -52,6 +53,7 @@ def temporal_spec(data: Path, ports: dict[str, int]) -> ProcessSpec:
             "server",
             "start-dev",
             *("--ip", LOOPBACK, "--port", str(ports["temporal"]), "--ui-port", str(ports["temporal-ui"])),
+            *("--metrics-port", str(ports["temporal-metrics"])),
             *("--db-filename", str(folder / "temporal.db"), "--log-level", "warn"),
             # The default rollback journal with full sync is 1.1-6 times slower (measured).
             *("--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=1"),

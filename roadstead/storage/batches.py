@@ -109,7 +109,8 @@ def commit(
         stats=stats_file,
         rows=table.num_rows,
         response_tokens=pc.sum(pc.list_value_length(table["response_token_ids"])).as_py(),
-        max_staleness=max(table["staleness"].to_pylist()),
+        # Rows that no policy of this run made have no age.
+        max_staleness=max(table.filter(table["from_live_policy"])["staleness"].to_pylist(), default=0),
         groups=groups,
         cut=cut,
     )

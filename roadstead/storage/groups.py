@@ -8,6 +8,7 @@ A crash leaves: nothing, or the whole group; the next execution finds it and gen
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +22,28 @@ from roadstead.storage.parquet import decode, encode
 from roadstead.storage.references import StagedGroup
 from roadstead.storage.schema import check, table_from_rows
 
+_VERDICT = "roadstead.verdict"
+"""File metadata: what the filters said, as the fields of `StagedGroup` from `filtered` on."""
 
-def stage(store: ObjectStore, keys: RunKeys, rows: Sequence[Mapping[str, Any]]) -> StagedGroup:
-    """Write one finished group. Returns the reference of what is stored, ours or an earlier execution's."""
+
+def stage(
+    store: ObjectStore,
+    keys: RunKeys,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    filtered: str | None = None,
+    trainable: bool = True,
+    note: str | None = None,
+    aborted_members: int = 0,
+) -> StagedGroup:
+    """Write one finished group with its verdict. Returns the reference of what is stored, ours or an earlier
+    execution's."""
     table = table_from_rows(rows, batch=False)
     group_id, attempt = table["group_id"][0].as_py(), table["attempt"][0].as_py()
-    store.create(keys.group(group_id, attempt), encode(table))
+    verdict = json.dumps(
+        {"filtered": filtered, "trainable": trainable, "note": note, "aborted_members": aborted_members}
+    )
+    store.create(keys.group(group_id, attempt), encode(table, {_VERDICT: verdict}))
     found = find(store, keys, group_id, attempt)
     assert found is not None, "created or already there"
     return found
@@ -40,6 +57,8 @@ def find(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int) -> Stag
         return None
     table = decode(body, store.url(key))
     check(table, batch=False)
+    # A group staged before there were filters has no verdict: it passes.
+    verdict = json.loads((table.schema.metadata or {}).get(_VERDICT.encode(), b"{}"))
     rewards = [r for r in table["reward"].to_pylist() if r is not None]
     return StagedGroup(
         group_id=group_id,
@@ -50,6 +69,7 @@ def find(store: ObjectStore, keys: RunKeys, group_id: str, attempt: int) -> Stag
         oldest_version=min(table["head_version"].to_pylist()),
         newest_version=max(table["tail_version"].to_pylist()),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        **verdict,
     )
 
 

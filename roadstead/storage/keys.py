@@ -39,6 +39,13 @@ class RunKeys:
     def group(self, group_id: str, attempt: int) -> str:
         return f"{self.root}/groups/{group_id}-a{attempt}.parquet"
 
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.root}/dead-letters/"
+
+    def dead_letter(self, group_id: str, attempt: int) -> str:
+        return f"{self.dead_letters}{group_id}-a{attempt}.json"
+
     def step_folder(self, step: int) -> str:
         return f"{self.root}/batches/step={step:08d}"
 
@@ -81,6 +88,23 @@ class RunKeys:
     @property
     def steps(self) -> str:
         return f"{self.root}/steps/"
+
+    @property
+    def evals(self) -> str:
+        return f"{self.root}/evals/"
+
+    def eval_folder(self, version: int) -> str:
+        return f"{self.evals}v={version:08d}"
+
+    def eval_group(self, version: int, settings: str, position: int) -> str:
+        """Samples of one prompt, made under the settings of that digest."""
+        return f"{self.eval_folder(version)}/groups/{settings[:16]}/p{position:08d}.parquet"
+
+    def eval_data(self, version: int, digest: str) -> str:
+        return f"{self.eval_folder(version)}/data-{digest[:16]}.parquet"
+
+    def eval_summary(self, version: int) -> str:
+        return f"{self.eval_folder(version)}/summary.json"
 
     @property
     def index_rows(self) -> str:

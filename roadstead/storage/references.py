@@ -42,6 +42,8 @@ class StagedGroup(BaseModel):
     """False: no member has an advantage, so there is nothing to learn from it."""
     note: str | None = None
     """Why it is not trainable, in words: "reward constant 0.0", "no reward: <the reason>"."""
+    aborted_members: int = 0
+    """Members that were started beyond the group, to be the first to finish, and were not."""
 
 
 class Cut(BaseModel):

@@ -27,7 +27,8 @@ TRAIN_SCHEMA = pa.schema(
         pa.field("group_id", pa.string(), nullable=False),
         pa.field("member", pa.int32(), nullable=False),
         pa.field("trainer_logprobs", pa.list_(pa.float32()), nullable=False),  # nats, before the update
-        pa.field("importance_mean", pa.float32(), nullable=False),  # exp(trainer - behaviour), loss tokens
+        # Token by token over the batch's loss mask, whatever the loss made of them: they follow from the logprobs.
+        pa.field("importance_mean", pa.float32(), nullable=False),  # exp(trainer - behaviour)
         pa.field("importance_max", pa.float32(), nullable=False),
         pa.field("capped_share", pa.float32(), nullable=False),  # loss tokens whose weight was truncated
         pa.field("kl_to_behavior", pa.float32(), nullable=False),  # mean of behaviour - trainer, nats
@@ -38,23 +39,52 @@ TRAIN_SCHEMA = pa.schema(
 
 
 class TrainMetrics(Frozen):
-    """Numbers of one optimizer step; all over loss tokens unless said otherwise."""
+    """Numbers of one step; all over loss tokens unless said otherwise. Fields with a default are null in records
+    that are older than they are."""
 
     loss: float
+    """Mean over the mini-batches of each one's loss, the KL term included."""
     grad_norm: float | None
-    """Before clipping; null when it was not finite."""
+    """Before clipping, the largest of the mini-batches; null when one was not finite; 0 without anything to learn."""
     grad_clipped: bool
-    """The norm was over training.max_grad_norm, the gradient was scaled down to it."""
+    """A norm was over training.max_grad_norm, that gradient was scaled down to it."""
     applied: bool
-    """False: a non-finite gradient, the optimizer step was skipped and the weights did not move."""
+    """An optimizer step was made. False: the weights did not move, because no gradient was finite (grad_norm is null)
+    or nothing had one (trainable_rows is 0)."""
+    optimizer_steps: int | None = None
+    """Made, of at most training.minibatches: one whose gradient is not finite, or without any, is left out."""
     learning_rate: float
     loss_tokens: int
+    masked_over_age: int = 0
+    """Tokens that carry no loss because they were older than training.mask_older_than."""
+    trainable_rows: int | None = None
+    """Rows with a loss token and an advantage that is not 0."""
+    zero_advantage_share: float | None = None
+    """Of all rows. 1: the rewards of every group were equal, or failed."""
+    reward_mean: float | None = None
+    """Over the rows whose reward did not fail; null also without any."""
+    reward_std: float | None = None
+    """Population standard deviation of the same."""
     importance_mean: float
+    """Of the weights that the loss used, before truncation: of tokens, or of trajectories, by importance_level."""
     importance_max: float
     capped_share: float
     """Share of loss tokens whose importance weight was truncated."""
+    clip_share: float | None = None
+    """Share of loss tokens whose ratio to the proximal policy was clipped; 0 with one mini-batch. Null also without
+    loss tokens."""
     kl_to_behavior: float
     """Mean of behaviour minus trainer logprob: the k1 estimate of KL(behaviour || trainer), nats."""
+    kl_to_reference: float | None = None
+    """Mean of the k3 estimate of KL(trainer || version 0), nats, under the weights that each mini-batch met. Null also
+    without training.kl_coefficient."""
+    entropy: float | None = None
+    """Mean entropy of the trainer's distribution before the update, at the sampling temperature, nats."""
+
+    @property
+    def not_finite(self) -> bool:
+        """A gradient was not finite: its optimizer step was skipped. Not the same as nothing to learn from."""
+        return self.grad_norm is None
 
 
 class TrainResult(Frozen):

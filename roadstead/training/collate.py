@@ -38,6 +38,8 @@ class MicroBatch(NamedTuple):
     """[T] float32."""
     temperatures: Any
     """[T] float32."""
+    shares: Any
+    """[T] float32: 1 over the loss tokens of the token's row, with which a sum becomes the row's mean."""
 
 
 def collate(rows: Sequence[TrainingRow], device: Any) -> MicroBatch:
@@ -49,6 +51,7 @@ def collate(rows: Sequence[TrainingRow], device: Any) -> MicroBatch:
         input_ids[i, : len(row.tokens)] = row.tokens
         attention[i, : len(row.tokens)] = 1
     counts = [len(row.mask) for row in rows]
+    shares = np.array([1.0 / max(1, int(row.mask.sum())) for row in rows], dtype=np.float32)
 
     def tensor(array: np.ndarray) -> Any:
         return torch.from_numpy(array).to(device)
@@ -63,4 +66,5 @@ def collate(rows: Sequence[TrainingRow], device: Any) -> MicroBatch:
         mask=tensor(np.concatenate([row.mask for row in rows])),
         advantages=tensor(np.repeat(np.array([row.advantage for row in rows], dtype=np.float32), counts)),
         temperatures=tensor(np.repeat(np.array([row.temperature for row in rows], dtype=np.float32), counts)),
+        shares=tensor(np.repeat(shares, counts)),
     )

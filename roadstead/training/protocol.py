@@ -72,3 +72,5 @@ class Status(TypedDict):
     """From process start to ready; null while booting."""
     last_failure: str | None
     """Why the previous incarnation ended, if rank 0 could still say."""
+    silence: dict[str, float]
+    """Seconds since the last sign of life of each rank that has given one."""

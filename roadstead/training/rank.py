@@ -26,6 +26,7 @@ from roadstead.process import die_with_parent
 from roadstead.storage.batches import BatchCommit
 from roadstead.storage.open import open_run
 from roadstead.training.folder_lock import lock_folder
+from roadstead.training.pulse import beat, silence
 from roadstead.training.server import serve
 from roadstead.training.service import TrainerState, TrainService, read_batch
 
@@ -50,11 +51,12 @@ class Rank:
         incarnation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self._failure = folder / "failure.txt"
         failure = self._failure.read_text() if self._failure.exists() else None
-        self._state = TrainerState(incarnation, failure)
+        self._state = TrainerState(incarnation, failure, lambda began: silence(folder, config.training.ranks, began))
         self._store, self._keys = open_run(config)
 
     def run(self) -> None:
         service = self._open_service() if self._rank == 0 else None
+        beat(self._folder, self._rank)
         # Heavy imports come after the socket answers, so that a boot can be watched.
         self._state.enter("boot: importing torch and DeepSpeed")
         import torch.distributed as dist
@@ -94,7 +96,7 @@ class Rank:
             batch = batch or read_batch(self._store, record, trainer.vocabulary)
             # Also at the first step: a checkpoint brings back the learning rate and clipping norm it was saved with.
             trainer.use(TrainingSection.model_validate_json(operation["training"]))
-            return trainer.train(record.step, batch, folder)
+            return trainer.train(record.step, batch, folder, always_step=operation["always_step"])
 
         group.serve(execute)
         dist.destroy_process_group()

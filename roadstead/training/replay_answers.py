@@ -3,7 +3,8 @@
 Owns: the order of a replay's and of a bisection's operations, and what is concluded from them.
 Never touches: how a step is computed (the trainer's), the search (`bisect`'s); it writes nothing to the store.
 Invariant: the state that steps and probes start from is the checkpoint's, moved on by committed batches only; each
-step was compared with the record before anything is concluded from it. A probe moves no weight: checked at the end.
+step was compared with the record before anything is concluded from it. A probe leaves no weight moved: checked at the
+end.
 A crash leaves: a scratch folder, which whoever started the group removes.
 """
 
@@ -26,7 +27,7 @@ from roadstead.storage.batches import BatchCommit, Frozen
 from roadstead.storage.checkpoints import CheckpointManifest
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectMissing, ObjectStore
-from roadstead.storage.train_rows import TrainMetrics
+from roadstead.storage.train_rows import TrainMetrics, TrainResult
 from roadstead.training.batch_rows import TrainingBatch, choose_rows
 from roadstead.training.bisect import RECENT_STEPS, default_threshold, smallest_cure
 from roadstead.training.differences import compare_updates
@@ -47,7 +48,7 @@ from roadstead.training.replay import (
     in_force,
     result_folder,
 )
-from roadstead.training.service import read_table
+from roadstead.training.service import read_table, stepped_always
 from roadstead.training.trainer import Effects, StepOutcome, Trainer, changed_settings
 
 Tell = Callable[[Frozen], None]
@@ -97,6 +98,8 @@ class Answers:
         self._restored = 0 if restored is None else restored.version
         self._notes = () if restored is None else _setting_notes(restored, trainer.settings)
         self._history = history_of(store, keys)
+        self._probed_state: str | None = None
+        """Manifest of the saved state that probes are trained from; None: they move nothing."""
         self._phase(f"restored version {self._restored}")
 
     def replay(self, ask: ReplayAsk) -> ReplayReport:
@@ -111,7 +114,8 @@ class Answers:
             self._export(whole)
         counterfactual = None
         if kept is not None and state is not None:
-            self._load_state(record.step, state)
+            self._phase(f"going back to version {record.step}")
+            self._load_state(state)
             counterfactual = self._some_rows(record, kept, whole)
         return ReplayReport(
             run_id=self._keys.run_id,
@@ -134,6 +138,8 @@ class Answers:
             if step.equal is False
         ]
         digest = self._group.call({"op": "digest"})
+        if self._training(record).minibatches > 1:
+            self._probed_state = self._save_state(record.step)
         probes = _Probes(self, record, ask, threshold)
         whole = probes.ask(frozenset())
         effects = self._row_effects(record, whole.rows)
@@ -165,7 +171,12 @@ class Answers:
         )
 
     def probe(self, record: BatchCommit, kept: Sequence[int]) -> Effects:
-        effects: Effects = self._group.call(self._operation("probe", record, list(kept)))
+        """What training on these rows gives; the version held stays."""
+        if self._probed_state is None:
+            effects: Effects = self._group.call(self._operation("probe", record, list(kept)))
+            return effects
+        effects = self._train_rows(record, list(kept))
+        self._load_state(self._probed_state)
         return effects
 
     # -- steps ------------------------------------------------------------------------------------------------
@@ -198,19 +209,21 @@ class Answers:
         return outcome
 
     def _operation(self, op: str, record: BatchCommit, kept: list[int] | None) -> dict[str, Any]:
-        result = train_rows.find(self._store, self._keys, record.step, record.digest)
-        then = result.training if result is not None else None
-        training = (
-            in_force(self._history, record.step).config.training
-            if then is None
-            else TrainingSection.model_validate(then)
-        )
+        result = self._result(record)
         return {
             "op": op,
             "commit": record.model_dump_json(),
-            "training": training.model_dump_json(),
+            "training": self._training(record).model_dump_json(),
             "kept": kept,
+            "always_step": result is not None and stepped_always(result),
         }
+
+    def _training(self, record: BatchCommit) -> TrainingSection:
+        """The settings that the step was trained under."""
+        result = self._result(record)
+        if result is None or result.training is None:
+            return in_force(self._history, record.step).config.training
+        return TrainingSection.model_validate(result.training)
 
     def _some_rows(self, record: BatchCommit, kept: list[int], whole: Path) -> Counterfactual:
         self._phase(f"step {record.step} again on {len(kept)} of {record.rows} rows")
@@ -241,8 +254,7 @@ class Answers:
             files=(),
         ).model_dump_json()
 
-    def _load_state(self, version: int, manifest: str) -> None:
-        self._phase(f"going back to version {version}")
+    def _load_state(self, manifest: str) -> None:
         self._group.call({"op": "load", "folder": str(self._folder / "state"), "manifest": manifest})
 
     def _phase(self, text: str) -> None:
@@ -263,11 +275,15 @@ class Answers:
     def _recorded(self, record: BatchCommit) -> Recorded:
         if (done := steps.find(self._store, self._keys, record.step)) is not None:
             return Recorded(done.weights_out, done.metrics)
-        result = train_rows.find(self._store, self._keys, record.step, record.digest)
+        result = self._result(record)
         return Recorded(None, None) if result is None else Recorded(result.weights.digest, result.metrics)
+
+    def _result(self, record: BatchCommit) -> TrainResult | None:
+        return train_rows.find(self._store, self._keys, record.step, record.digest)
 
     def _row_effects(self, record: BatchCommit, rows: Sequence[dict[str, Any]]) -> list[RowEffect]:
         table, batch = self._reader.read(record)
+        batch = batch.without_older_than(self._training(record).mask_older_than)
         try:
             before = train_rows.read(self._store, self._keys, record)["trainer_logprobs"].to_pylist()
         except ObjectMissing:
@@ -354,13 +370,13 @@ class _Probes:
 
 
 def metric_value(metrics: TrainMetrics, metric: Metric) -> float | None:
-    """Magnitude of the metric; None: not finite. For `nan`: the gradient norm, when the step can be applied."""
+    """Magnitude of the metric; None: not finite. For `nan`: the gradient norm."""
     match metric:
         case "kl":
             return abs(metrics.kl_to_behavior)
         case "loss":
             return abs(metrics.loss)
-    return metrics.grad_norm if metrics.applied else None
+    return metrics.grad_norm
 
 
 def _suspects_first(effects: list[RowEffect], metric: Metric) -> list[list[int]]:

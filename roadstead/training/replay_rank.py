@@ -69,7 +69,7 @@ def executor(trainer: Trainer, reader: BatchReader) -> Execute:
         trainer.use(TrainingSection.model_validate_json(operation["training"]))
         if operation["op"] == "probe":
             return trainer.probe(batch)
-        return trainer.train(record.step, batch, None)
+        return trainer.train(record.step, batch, None, always_step=operation["always_step"])
 
     return execute
 

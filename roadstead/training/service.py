@@ -62,8 +62,15 @@ class Group(Protocol):
 class TrainerState:
     """What `status` tells; written by rank 0's threads, read by its socket threads."""
 
-    def __init__(self, incarnation: int, last_failure: str | None) -> None:
+    def __init__(
+        self,
+        incarnation: int,
+        last_failure: str | None,
+        silence: Callable[[float], dict[str, float]] = lambda began: {},
+    ) -> None:
+        """silence: of the ranks, given the Unix seconds at which this one began."""
         self._began = time.time()
+        self._silence = silence
         self._lock = threading.Lock()
         self._status = Status(
             version=None,
@@ -74,6 +81,7 @@ class TrainerState:
             incarnation=incarnation,
             boot_seconds=None,
             last_failure=last_failure,
+            silence={},
         )
 
     def enter(self, phase: str) -> None:
@@ -94,8 +102,9 @@ class TrainerState:
             self._status["version"] = version
 
     def read(self) -> Status:
+        silence = self._silence(self._began)
         with self._lock:
-            return self._status.copy()
+            return Status(**{**self._status, "silence": silence})
 
 
 @dataclass
@@ -288,7 +297,8 @@ class TrainService:
             # A resume may have changed the settings since; the weights to come out are those of then.
             then = recorded.training if recorded is not None else None
             training = self._config.training if then is None else TrainingSection.model_validate(then)
-            outcome = self._step(record, self._batch(record, ready), ready, None, training)
+            always = recorded is not None and stepped_always(recorded)
+            outcome = self._step(record, self._batch(record, ready), ready, None, training, always)
             if recorded is None or recorded.weights.digest == outcome.digest:
                 continue
             text = (
@@ -311,12 +321,14 @@ class TrainService:
         ready: _Ready,
         folder: Path | None,
         training: TrainingSection,
+        always_step: bool = False,
     ) -> StepOutcome:
         operation = {
             "op": "train",
             "commit": record.model_dump_json(),
             "training": training.model_dump_json(),
             "folder": None if folder is None else str(folder),
+            "always_step": always_step,
         }
         outcome: StepOutcome = ready.group.call(operation, batch)
         self._version = record.step + 1
@@ -352,6 +364,12 @@ class TrainService:
 
     def _batch(self, record: BatchCommit, ready: _Ready) -> TrainingBatch:
         return read_batch(self._store, record, ready.vocabulary)
+
+
+def stepped_always(result: TrainResult) -> bool:
+    """The result is of a release that stepped the optimizer also without a gradient, which moves the weights by Adam's
+    momentum and weight decay: a replay must do the same."""
+    return result.metrics.trainable_rows is None
 
 
 def read_table(store: ObjectStore, record: BatchCommit) -> pa.Table:

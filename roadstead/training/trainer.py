@@ -1,10 +1,11 @@
-"""The trainer of one rank: model, DeepSpeed engine, one optimizer step a batch.
+"""The trainer of one rank: model, DeepSpeed engine, reference policy, one batch a version.
 
-Owns: the engine, the policy version it holds, saving and loading of its state.
+Owns: the engine, the policy version it holds, the reference policy, saving and loading of its state.
 Never touches: the store, the socket, the order of steps (rank 0's service decides).
-Invariant: `version` counts the steps applied or attempted. A step whose gradient is not finite is skipped by
-DeepSpeed as a whole: weights and moments stay, the version moves on, `applied` says so. Everything here is
-collective: all ranks call the same methods in the same order with the same arguments.
+Invariant: `version` counts the batches trained or attempted. An optimizer step whose gradient is not finite is skipped
+by DeepSpeed as a whole: weights and moments stay, the version moves on, `applied` says so. The reference policy is
+version 0, whatever version is held. Everything here is collective: all ranks call the same methods in the same order
+with the same arguments.
 A crash leaves: nothing durable; the state is rebuilt from a checkpoint and the batch log.
 """
 
@@ -27,12 +28,10 @@ from roadstead.config import RunConfig, TrainingSection
 from roadstead.storage.checkpoints import CheckpointManifest
 from roadstead.storage.train_rows import TrainMetrics
 from roadstead.training.batch_rows import TrainingBatch
-from roadstead.training.collate import MicroBatch, collate
 from roadstead.training.deepspeed_config import deepspeed_config
 from roadstead.training.export import export
-from roadstead.training.losses import TokenLoss, chosen_logprobs, token_loss
-from roadstead.training.metrics import RowTokens, step_metrics, train_row
-from roadstead.training.microbatches import plan_microbatches
+from roadstead.training.metrics import step_metrics, train_row
+from roadstead.training.optimization import Optimization
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +68,17 @@ class Trainer:
     """One rank of the group. `torch.distributed` is set up and the accelerator chosen before it is made."""
 
     def __init__(self, config: RunConfig, model_folder: Path, control: Any) -> None:
-        """control: a gloo group of all ranks, for Python objects. Raises ModelUnsupported. Collective."""
-        self._config = config
+        """model_folder: version 0, which stays there. control: a gloo group of all ranks, for Python objects.
+
+        Raises ModelUnsupported. Collective.
+        """
+        self._config, self._model_folder = config, model_folder
         self._control = control
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self.version = 0
         """Policy version held. Ours: DeepSpeed's global_steps is no count of weights that moved either."""
         self._probed = False
+        self._reference: Any = None
         torch.manual_seed(config.seed + self._rank)
         np.random.seed(config.seed + self._rank)
         random.seed(config.seed + self._rank)
@@ -122,16 +125,20 @@ class Trainer:
         for group in optimizer.param_groups:
             group |= {"lr": training.learning_rate, "betas": training.betas, "weight_decay": training.weight_decay}
 
-    def train(self, step: int, batch: TrainingBatch, folder: Path | None) -> StepOutcome | None:
+    def train(
+        self, step: int, batch: TrainingBatch, folder: Path | None, *, always_step: bool = False
+    ) -> StepOutcome | None:
         """Train version `step` on its batch; the outcome on rank 0, None elsewhere. Collective.
 
         folder: where rank 0 exports the new weights; None, in a replay, computes their digest only.
+        always_step: step the optimizer also when no row has a gradient, as releases did whose results do not say how
+        many rows have one.
         """
         if step != self.version:
             raise RuntimeError(f"asked to train step {step} while holding version {self.version}")
         if self._probed:
             raise RuntimeError(f"asked to train step {step} after a probe, which spoils Adam's moments; load first")
-        effects = self._optimize(batch)
+        effects = self._optimize(batch, always_step)
         self.version += 1
         digest = export(self._engine.module, self._rank, folder)
         if effects is None:
@@ -146,57 +153,73 @@ class Trainer:
         on every ZeRO stage. AdamW then subtracts 0 times a finite number from each weight: gradients that are not
         finite are skipped as a whole, and weight decay is scaled by the rate. The moments do move; they have no
         part in a gradient, but nothing may be trained on them: `train` refuses until `load`.
+
+        Not with several mini-batches: the gradient of the second is that of weights which the first one moved.
         """
+        if self._config.training.minibatches > 1:
+            raise RuntimeError(f"asked to probe a step of {self._config.training.minibatches} mini-batches; train it")
         self._probed = True
         groups = self._engine.optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = 0.0
-        effects = self._optimize(batch)
+        effects = self._optimize(batch, always_step=False)
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         return effects
 
-    def _optimize(self, batch: TrainingBatch) -> Effects | None:
-        """Forward, backward and one optimizer step."""
+    def _optimize(self, batch: TrainingBatch, always_step: bool) -> Effects | None:
+        """Forward, backward and optimizer steps."""
         training = self._config.training
-        # A batch whose rewards all failed has no loss tokens; it makes a step of zero gradient, not a division by 0.
-        divisor = max(1, batch.loss_tokens)
-        plan = plan_microbatches(batch.lengths, self._ranks, training.micro_batch_tokens)[self._rank]
-        mine: dict[int, RowTokens] = {}
-        for indices in plan:
-            rows = [batch.rows[i] for i in indices] or [min(batch.rows, key=lambda row: len(row.tokens))]
-            micro = collate(rows, self.device)
-            logprobs, loss = self._forward(micro if indices else micro._replace(mask=torch.zeros_like(micro.mask)))
-            # The engine averages gradients over ranks; the loss is a sum over all of them.
-            self._engine.backward(loss.total * (self._ranks / divisor), scale_wrt_gas=False)
-            counts = [len(row.mask) for row in rows]
-            columns = [t.detach().cpu().split(counts) for t in (logprobs, loss.importance, loss.per_token)]
-            mine |= {index: RowTokens(*(column[k].numpy() for column in columns)) for k, index in enumerate(indices)}
-        self._engine.step()
-        applied = bool(self._engine.was_step_applied())
-        norm = self._engine.get_global_grad_norm()
+        batch = batch.without_older_than(training.mask_older_than)
+        optimization = Optimization(
+            self._engine,
+            self._held_reference(),
+            training,
+            rank=self._rank,
+            ranks=self._ranks,
+            always_step=always_step,
+        )
+        steps = optimization.run(batch)
         parts: list[Any] = [None] * self._ranks
         # Not after an export: the control group's short timeout has no room for the files of a large model.
-        dist.gather_object(mine, parts if self._rank == 0 else None, dst=0, group=self._control)
+        dist.gather_object(optimization.tokens, parts if self._rank == 0 else None, dst=0, group=self._control)
         if self._rank != 0:
             return None
         done = {index: tokens for part in parts for index, tokens in part.items()}
         tokens = [done[i] for i in range(len(batch.rows))]
-        cap = training.importance_cap
+        divisors = {i: step.divisor * len(steps) for step in steps for i in step.rows}
+        metrics = step_metrics(batch.rows, tokens, steps, training, float(self._engine.get_lr()[0]))
+        if not metrics.applied and metrics.grad_norm is not None:
+            log.warning(
+                "version %d: nothing to learn from in %d rows, the weights stay: %d loss tokens, %d masked for their "
+                "age, advantage 0 in %.0f%% of the rows (as in every group whose rewards are equal)",
+                self.version,
+                len(batch.rows),
+                metrics.loss_tokens,
+                metrics.masked_over_age,
+                100 * (metrics.zero_advantage_share or 0.0),
+            )
         return Effects(
-            metrics=step_metrics(
-                batch.rows,
-                tokens,
-                cap=cap,
-                loss_tokens=divisor,
-                grad_norm=None if norm is None else float(norm),
-                max_grad_norm=training.max_grad_norm,
-                applied=applied,
-                learning_rate=float(self._engine.get_lr()[0]),
-            ),
-            rows=[train_row(row, t, cap, divisor) for row, t in zip(batch.rows, tokens, strict=True)],
+            metrics=metrics,
+            rows=[
+                train_row(row, t, training.importance_cap, divisors[i])
+                for i, (row, t) in enumerate(zip(batch.rows, tokens, strict=True))
+            ],
         )
+
+    def _held_reference(self) -> Any:
+        """The reference policy while the loss has a KL term, else None.
+
+        A whole copy on every rank, also on ZeRO-3, in the model's own type: the engine's partitioning is for what is
+        trained, and a second engine would share its collectives.
+        """
+        if self._config.training.kl_coefficient == 0:
+            self._reference = None
+        elif self._reference is None:
+            reference = _load_model(self._config, self._model_folder)
+            self._reference = reference.requires_grad_(False).eval().to(self.device)
+        return self._reference
 
     def save(self, folder: Path) -> None:
         """Write DeepSpeed's files and each rank's RNG state into `folder`, which is empty. Collective."""
@@ -236,13 +259,6 @@ class Trainer:
     def digest(self, folder: Path | None = None) -> str | None:
         """Digest of the weights held, on rank 0, which exports them to `folder` if there is one. Collective."""
         return export(self._engine.module, self._rank, folder)
-
-    def _forward(self, micro: MicroBatch) -> tuple[Any, TokenLoss]:
-        """Log-probabilities [T] and loss of a micro-batch, with gradient."""
-        out = self._engine(input_ids=micro.input_ids, attention_mask=micro.attention_mask, use_cache=False)
-        logprobs = chosen_logprobs(out.logits, micro.rows, micro.positions, micro.targets, micro.temperatures)
-        cap = self._config.training.importance_cap
-        return logprobs, token_loss(logprobs, micro.behavior, micro.advantages, micro.mask, cap)
 
 
 def changed_settings(manifest: CheckpointManifest, now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,6 +1,7 @@
 """One worker process: connect, poll, give signs of life, stop in a bounded time.
 
-Owns: the process's signal handlers, its Temporal client, its pulse, its exit code. Never touches: what activities do.
+Owns: the process's signal handlers, its Temporal client, its pulse, its metrics, its exit code. Never touches: what
+activities do.
 Invariant: SIGTERM and SIGINT are acted on at once, and the process is gone _HARD_S later whatever hangs: the SDK's
 own grace does not bound a shutdown (a blocked thread waits for ever), so a watchdog thread ends the process.
 A crash leaves: activities that Temporal gives to somebody else after their heartbeat timeout; a pulse file that stands
@@ -23,11 +24,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import structlog
-from temporalio.client import Client
+from temporalio.client import Client, Interceptor
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.runtime import Runtime
 from temporalio.worker import Worker
 
 from roadstead.config import RunConfig, load
+from roadstead.metrics import catalogue
+from roadstead.metrics.registry import Metrics
+from roadstead.workers.measured import Measured, begin
+from roadstead.workers.telemetry import shown
 
 GRACE = timedelta(seconds=3)
 """What running activities get to notice that the worker is stopping; they are all safe to interrupt."""
@@ -40,12 +46,23 @@ STICKY = timedelta(seconds=2)
 log = structlog.get_logger()
 
 
-async def connect(address: str, namespace: str) -> Client:
-    """A client that carries our messages. Raises TimeoutError that names the address."""
+async def connect(
+    address: str, namespace: str, *, interceptors: Sequence[Interceptor] = (), runtime: Runtime | None = None
+) -> Client:
+    """A client that carries our messages. Raises TimeoutError that names the address.
+
+    interceptors: of the client, and of the workers on it. runtime: None is the SDK's default one.
+    """
     deadline = time.monotonic() + _CONNECT_S
     while True:
         try:
-            return await Client.connect(address, namespace=namespace, data_converter=pydantic_data_converter)
+            return await Client.connect(
+                address,
+                namespace=namespace,
+                data_converter=pydantic_data_converter,
+                interceptors=interceptors,
+                runtime=runtime,
+            )
         except RuntimeError as error:
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -55,8 +72,11 @@ async def connect(address: str, namespace: str) -> Client:
             await asyncio.sleep(0.2)
 
 
-MakeWorkers = Callable[[RunConfig, Client, Path], Awaitable[tuple[Sequence[Worker], Sequence[Awaitable[None]]]]]
-"""From configuration, client and this machine's folder of the run to a role's workers and what runs beside them."""
+MakeWorkers = Callable[
+    [RunConfig, Client, Path, Metrics], Awaitable[tuple[Sequence[Worker], Sequence[Awaitable[None]]]]
+]
+"""From configuration, client, this machine's folder of the run and the process's metrics to a role's workers and what
+runs beside them."""
 
 
 def pulse_file(folder: Path, role: str) -> Path:
@@ -89,13 +109,18 @@ async def _serve(role: str, config: RunConfig, folder: Path, make: MakeWorkers) 
         # Not the loop's own handlers: those wait for the loop, and a loop that hangs is what must be ended in time.
         signal.signal(number, terminate)
     assert config.temporal.address is not None, "filled in by whoever starts the role"
-    client = await connect(config.temporal.address, config.temporal.namespace)
-    workers, beside = await make(config, client, folder)
-    log.info("worker up", role=role, run=config.name, pid=os.getpid())
+    metrics = Metrics(role)
     async with contextlib.AsyncExitStack() as stack:
+        runtime = stack.enter_context(shown(config, folder, metrics))
+        client = await connect(
+            config.temporal.address, config.temporal.namespace, interceptors=[Measured(metrics)], runtime=runtime
+        )
+        workers, beside = await make(config, client, folder, metrics)
+        log.info("worker up", role=role, run=config.name, pid=os.getpid())
         for worker in workers:
+            begin(metrics, worker)
             await stack.enter_async_context(worker)
-        companions = [asyncio.ensure_future(c) for c in (*beside, _pulse(pulse_file(folder, role)))]
+        companions = [asyncio.ensure_future(c) for c in (*beside, _pulse(pulse_file(folder, role), metrics))]
         stopping = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait([stopping, *companions], return_when=asyncio.FIRST_COMPLETED)
         watchdog.arm()  # what follows is cleaning up, whatever began it
@@ -106,10 +131,11 @@ async def _serve(role: str, config: RunConfig, folder: Path, make: MakeWorkers) 
     log.info("worker stopped", role=role)
 
 
-async def _pulse(file: Path) -> None:
+async def _pulse(file: Path, metrics: Metrics) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file.touch()
+        metrics.set(catalogue.PULSE, time.time())
         await asyncio.sleep(_PULSE_S)
 
 

@@ -13,6 +13,7 @@ from roadstead.activities.release import ReleaseSlot
 from roadstead.activities.reserve import ReserveSlots
 from roadstead.activities.run_handle import RunHandle
 from roadstead.config import RunConfig
+from roadstead.metrics.registry import Metrics
 from roadstead.workers.host import GRACE, main
 from roadstead.workflows.options import queue
 
@@ -20,7 +21,9 @@ _UPDATES = 8
 """Temporal allows 10 Updates in flight a workflow and does not degrade gracefully beyond (live-lock at 64)."""
 
 
-async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
+async def make(
+    config: RunConfig, client: Client, folder: Path, metrics: Metrics
+) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
     run = RunHandle(client, config.name)
     worker = Worker(
         client,

@@ -13,8 +13,14 @@ from roadstead.activities.close import CloseAttempt
 from roadstead.activities.persist import PersistBatch
 from roadstead.activities.publish import PublishWeights
 from roadstead.config import RunConfig
+from roadstead.metrics.registry import Metrics
 from roadstead.storage.open import open_run
+from roadstead.workers.evaluation import closing_activities
 from roadstead.workers.host import GRACE, STICKY, main
+from roadstead.workers.run_metrics import watches
+from roadstead.workers.timed_store import TimedStore
+from roadstead.workers.tracking import trackers
+from roadstead.workflows.evaluation import Evaluation
 from roadstead.workflows.options import queue
 from roadstead.workflows.training_run import TrainingRun
 from roadstead.workflows.training_step import TrainingStep
@@ -23,23 +29,27 @@ _ACTIVITIES = 8
 """Persisting and publishing: two batches' worth of memory and store connections each."""
 
 
-async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
+async def make(
+    config: RunConfig, client: Client, folder: Path, metrics: Metrics
+) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
     store, keys = open_run(config)
     worker = Worker(
         client,
         task_queue=queue(config.name, "orchestrator"),
-        workflows=[TrainingRun, TrainingStep],
+        workflows=[TrainingRun, TrainingStep, Evaluation],
         activities=[
-            PersistBatch(config, store, keys).persist_batch,
+            PersistBatch(config, TimedStore(store.address, metrics), keys).persist_batch,
             PublishWeights(store, keys).publish_weights,
             CloseAttempt(store, keys).close_attempt,
+            *closing_activities(config, store, keys),
         ],
         workflow_runner=runner(),
         max_concurrent_activities=_ACTIVITIES,
         sticky_queue_schedule_to_start_timeout=STICKY,
         graceful_shutdown_timeout=GRACE,
     )
-    return [worker], []
+    beside = [*trackers(config, store, keys, folder), *watches(config, client, store, keys, metrics)]
+    return [worker], beside
 
 
 def runner() -> SandboxedWorkflowRunner:

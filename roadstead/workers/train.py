@@ -11,13 +11,17 @@ from temporalio.worker import Worker
 from roadstead.activities.checkpoint import SaveCheckpoint
 from roadstead.activities.train import TrainStep
 from roadstead.config import RunConfig
+from roadstead.metrics.registry import Metrics
 from roadstead.training.client import TrainerClient
 from roadstead.workers.host import GRACE, main
 from roadstead.workers.local import trainer_socket
+from roadstead.workers.trainer_metrics import watches
 from roadstead.workflows.options import queue
 
 
-async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
+async def make(
+    config: RunConfig, client: Client, folder: Path, metrics: Metrics
+) -> tuple[Sequence[Worker], Sequence[Awaitable[None]]]:
     trainer = TrainerClient(trainer_socket(folder))
     worker = Worker(
         client,
@@ -26,7 +30,7 @@ async def make(config: RunConfig, client: Client, folder: Path) -> tuple[Sequenc
         max_concurrent_activities=1,
         graceful_shutdown_timeout=GRACE,
     )
-    return [worker], []
+    return [worker], watches(config, trainer_socket(folder), metrics)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from roadstead.storage.references import Cut, Ending, StagedGroup
 RUN_WORKFLOW = "TrainingRun"
 STEP_WORKFLOW = "TrainingStep"
 EVALUATION_WORKFLOW = "Evaluation"
+DISCARDED = "GroupDiscarded"
+"""Error type of a rollout whose group is given up without a retry, as `rollout.on_timeout: discard` asks."""
 
 
 class Message(BaseModel):
@@ -30,6 +32,13 @@ def step_workflow_id(run_id: str, step: int) -> str:
 
 def evaluation_workflow_id(run_id: str, version: int) -> str:
     return f"{run_id}/eval/{version}"
+
+
+class EvaluationPlan(Message):
+    every: int
+    """Versions between evaluations."""
+    prompts: int
+    timeout_s: float
 
 
 class RunPlan(Message):
@@ -45,13 +54,9 @@ class RunPlan(Message):
     group_timeout_s: float
     group_attempts: int
     stuck_timeout_s: float | None = None
-    on_timeout: Literal["retry", "discard", "truncate"] = "retry"
     max_dead_letters: int | None = None
     empty_batches: int = 3
-    evaluate_every: int | None = None
-    """None: never."""
-    evaluation_prompts: int = 0
-    evaluation_timeout_s: float = 1800.0
+    evaluation: EvaluationPlan | None = None
     steps_per_execution: int = 50
     """Continue-as-new after so many steps: half of where Temporal suggests it at 16 groups a step (measured)."""
 
@@ -77,8 +82,9 @@ class GroupOrder(Message):
 class Placement(Message):
     """The ledger's answer to a finished group."""
 
-    outcome: Literal["placed", "surplus", "expired", "late"]
-    """surplus: no buffer can use it any more; expired: too old for every open buffer; late: it was dropped before."""
+    outcome: Literal["placed", "filtered", "surplus", "expired", "late"]
+    """filtered: a filter keeps it out of training; surplus: no buffer can use it any more; expired: too old for every
+    open buffer; late: it was dropped before."""
     buffer: int | None = None
 
 
@@ -86,6 +92,15 @@ class Release(Message):
     """A group that will never finish."""
 
     group_id: str
+    reason: str
+    terminal: Literal["dead-lettered", "discarded"] = "dead-lettered"
+
+
+class DeadLetterOrder(Message):
+    """What is put on record of a group that could not be generated."""
+
+    group: GroupOrder
+    attempts: int
     reason: str
 
 
@@ -174,6 +189,16 @@ class AttemptClose(Message):
     carried: tuple[str, ...]
 
 
+class EmptyGroups(Message):
+    """Finished groups in a row that hold nothing to learn from."""
+
+    count: int = 0
+    since_version: int = 0
+    """Policy version when the first of them came."""
+    notes: dict[str, int] = {}
+    """How often each reason was given."""
+
+
 class StepOrder(Message):
     plan: RunPlan
     version: int
@@ -197,6 +222,10 @@ class RunState(Message):
     draining: bool = False
     paused: bool = False
     dead_letters_in_a_row: int = 0
+    empty: EmptyGroups = EmptyGroups()
+    evaluated: int = -1
+    """Newest version that was looked at for an evaluation."""
+    open_evaluations: tuple[int, ...] = ()
     backlog: tuple[int, ...] = ()
     """Positions below the cursor that are admitted before any new one: their groups were lost unfinished."""
     pending: BatchOrder | None = None
@@ -231,6 +260,20 @@ class RunStatus(Message):
     discarded: int
     expired: int
     dead_lettered: int
+    aborted_members: int = 0
+    """Started beyond their group by `rollout.extra_members`, and not among the first to finish."""
+    empty_batches: int = 0
+    """Trained batches without an advantage in them."""
+    empty_groups: int = 0
+    """Finished groups in a row that hold nothing to learn from."""
+    evaluating: tuple[int, ...] = ()
+    """Versions whose evaluation is under way."""
+    stuck_s: float | None = None
+    """How long the trainer has waited for a buffer that no group can be admitted to; None when it does not."""
+    admissions: tuple[tuple[int, int], ...] = ()
+    """(policy version, groups admitted under it), the last few versions."""
+    capacity: int = 0
+    """(S + 1) x slots of a buffer: what may be in the system at once."""
     max_staleness: int
     window: tuple[BufferView, ...]
     recent: tuple[StepSummary, ...]

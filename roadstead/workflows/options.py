@@ -11,6 +11,8 @@ from typing import TypedDict
 
 from temporalio.common import RetryPolicy
 
+from roadstead.workflows.messages import DISCARDED
+
 # A disagreement about content is not cured by trying again.
 _FATAL = [
     "ObjectConflict",
@@ -25,6 +27,10 @@ _FATAL_TRAINING = [*_FATAL, "TrainerConflict", "TrainerOutOfOrder", "TrainerBadB
 
 _HEARTBEAT = timedelta(seconds=15)
 """Detection of a dead worker; six times the beat, so that a busy machine is not taken for a dead one."""
+
+
+_AFTER_TIMEOUT = 1.25
+"""Start-to-close of a rollout beside its own time-out: rewards of a truncated group, and the upload."""
 
 
 class Options(TypedDict, total=False):
@@ -60,11 +66,50 @@ def ledger(run_id: str) -> Options:
 
 
 def rollout(run_id: str, timeout_s: float, attempts: int) -> Options:
+    """The activity keeps timeout_s itself, and needs some more to judge and stage what it has by then."""
     return Options(
         task_queue=queue(run_id, "rollout"),
-        start_to_close_timeout=timedelta(seconds=timeout_s),
+        start_to_close_timeout=timedelta(seconds=timeout_s * _AFTER_TIMEOUT),
         heartbeat_timeout=_HEARTBEAT,
-        retry_policy=_retry(attempts, [*_FATAL, "BadRequest"]),
+        retry_policy=_retry(attempts, [*_FATAL, "BadRequest", DISCARDED]),
+    )
+
+
+def dead_letter(run_id: str) -> Options:
+    """On the rollout queue, where the prompts are known. A record for people: worth some tries, not a wait."""
+    return Options(
+        task_queue=queue(run_id, "rollout"),
+        start_to_close_timeout=timedelta(seconds=30),
+        schedule_to_close_timeout=timedelta(minutes=2),
+        retry_policy=_retry(5, _FATAL),
+    )
+
+
+def opening(run_id: str, timeout_s: float) -> Options:
+    """The activity keeps timeout_s itself; tried again only when its worker is lost."""
+    limit = timedelta(seconds=timeout_s) + _HEARTBEAT
+    return Options(
+        task_queue=queue(run_id, "evaluation"),
+        start_to_close_timeout=limit,
+        schedule_to_close_timeout=limit,
+        heartbeat_timeout=_HEARTBEAT,
+        retry_policy=_retry(0, [*_FATAL, "VersionPassed", "EngineStalled"]),
+    )
+
+
+def evaluating(run_id: str, timeout_s: float, attempts: int) -> Options:
+    """All orders of an evaluation are given at once, so this is the time-out of the whole of it.
+
+    On a queue of their own: rollouts that wait for newer weights would else hold the slots that must be free for the
+    engine to get them.
+    """
+    limit = timedelta(seconds=timeout_s)
+    return Options(
+        task_queue=queue(run_id, "evaluation"),
+        start_to_close_timeout=limit,
+        schedule_to_close_timeout=limit,
+        heartbeat_timeout=_HEARTBEAT,
+        retry_policy=_retry(attempts, [*_FATAL, "VersionPassed", "BadRequest"]),
     )
 
 

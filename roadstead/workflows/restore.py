@@ -23,7 +23,7 @@ class Restored:
     carried: tuple[StagedGroup, ...]
     """Staged groups that keep a place."""
     terminal: dict[str, TerminalState]
-    """Staged groups that have none: expired, or discarded because bound, target or group size were lowered."""
+    """Staged groups that have none: filtered, expired, or discarded because bound, target or group size changed."""
 
 
 def restore(plan: RunPlan, found: Recovered, group_size: int, now: int) -> Restored:
@@ -44,7 +44,9 @@ def restore(plan: RunPlan, found: Recovered, group_size: int, now: int) -> Resto
     placed: dict[str, StagedGroup] = {}
     # Earliest deadline first: a young group never takes the only place that an old one has.
     for group in sorted(found.staged, key=lambda g: (g.oldest_version, position_of(g.group_id))):
-        if group.oldest_version + plan.max_staleness < ledger.taken:
+        if group.filtered is not None:
+            terminal[group.group_id] = "filtered"
+        elif group.oldest_version + plan.max_staleness < ledger.taken:
             terminal[group.group_id] = "expired"
         elif group.trajectories != group_size or not _place(ledger, group):
             terminal[group.group_id] = "discarded"
@@ -63,6 +65,7 @@ def restore(plan: RunPlan, found: Recovered, group_size: int, now: int) -> Resto
             "admitted": found.cursor - len(found.backlog),
             "trained": (found.version + held) * plan.groups_per_batch,
         },
+        evaluated=found.version - 1,
         pending=order,
         recovered=True,
     )

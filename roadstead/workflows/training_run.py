@@ -1,7 +1,7 @@
 """A training run as a durable entity.
 
 Owns: the ledger, the prompt cursor and the policy version; it is their ONLY writer. Opens one TrainingStep a policy
-version.
+version, and an Evaluation of the versions that are due.
 Never touches: token data, engines, the trainer.
 Invariant: nothing is admitted that the ledger does not grant, the policy version moves only when a step's weights
 are published and its record is written, and every group ends in exactly one terminal state.
@@ -26,14 +26,16 @@ with workflow.unsafe.imports_passed_through():
     from roadstead.activities.close import CloseAttempt
     from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, TerminalState, UnknownGroup
     from roadstead.storage.references import Cut, Ending, StagedGroup, group_id
-    from roadstead.workflows import options, search
+    from roadstead.workflows import empty_groups, options, search
     from roadstead.workflows.messages import (
+        EVALUATION_WORKFLOW,
         RUN_WORKFLOW,
         Admission,
         AttemptClose,
         BatchEntry,
         BatchOrder,
         BufferView,
+        EvaluationOrder,
         Phase,
         Placement,
         Release,
@@ -41,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
         RunStatus,
         StepOrder,
         StepSummary,
+        evaluation_workflow_id,
         step_workflow_id,
     )
     from roadstead.workflows.training_step import TrainingStep, attributes
@@ -49,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
 # 20 minutes; prime-rl #2459): stop when this many batches' worth failed in a row with not one success.
 _DEAD_LETTER_BATCHES = 2
 _RECENT = 8
-"""Finished steps kept for status; the records of all are on S3."""
+"""Finished steps, and versions' admissions, kept for status; the records of all are on S3."""
 _LETTER = {SlotState.OCCUPIED: "O", SlotState.RESERVED: "R", SlotState.EMPTY: "."}
 _CLOSE, _CLOSE_STOPPING = timedelta(seconds=60), timedelta(seconds=5)
 """How long an ending run waits for its steps to close; less when it was told to stop by a deadline."""
@@ -86,6 +89,12 @@ class TrainingRun:
         self._draining, self._paused = state.draining, state.paused
         self._stop_by: datetime | None = None
         self._dead_letters_in_a_row = state.dead_letters_in_a_row
+        self._empty = state.empty
+        self._evaluated = state.evaluated
+        self._open_evaluations = list(state.open_evaluations)
+        self._admitted_under: dict[int, int] = {}
+        self._stuck_since: datetime | None = None
+        self._unwanted: list[str] = []
         self._training: int | None = None
         self._done: list[StepSummary] = []
         self._failed: str | None = None
@@ -111,6 +120,12 @@ class TrainingRun:
         if state is not GroupState.RESERVED:
             place = ledger.where(group)
             return Placement(outcome="placed", buffer=place.buffer) if place else Placement(outcome="late")
+        self._note_empty(report)
+        self._count("aborted_members", report.aborted_members)
+        if report.filtered is not None:
+            ledger.discard(group)
+            self._end(group, "filtered")
+            return Placement(outcome="filtered")
         if ledger.lower(group, report.oldest_version) is None:
             self._end(group, "expired")
             return Placement(outcome="expired")
@@ -129,16 +144,24 @@ class TrainingRun:
         """A group that will never finish gives its slot back. False: it had none any more."""
         if self._group_state(release.group_id) is not GroupState.RESERVED:
             return False
-        workflow.logger.warning(f"{release.group_id} is dead-lettered: {release.reason}")
+        workflow.logger.warning(f"{release.group_id} is {release.terminal}: {release.reason}")
         self._ledger.discard(release.group_id)
-        self._end(release.group_id, "dead-lettered")
+        self._end(release.group_id, release.terminal)
+        self._changed = True
+        if release.terminal != "dead-lettered":
+            return True
         self._dead_letters_in_a_row += 1
         if self._dead_letters_in_a_row >= _DEAD_LETTER_BATCHES * self._plan.groups_per_batch:
             self._failed = self._failed or (
                 f"{self._dead_letters_in_a_row} groups in a row could not be generated and none could; "
                 f"the last one: {release.reason}"
             )
-        self._changed = True
+        allowed, total = self._plan.max_dead_letters, self._counts["dead-lettered"]
+        if allowed is not None and total > allowed:
+            self._failed = self._failed or (
+                f"{total} groups of this run could not be generated, rollout.max_dead_letters is {allowed}; "
+                f"the last one: {release.reason}"
+            )
         return True
 
     # -- Signals ------------------------------------------------------------------------------------------
@@ -156,6 +179,12 @@ class TrainingRun:
     @workflow.signal
     def step_closed(self, step: int) -> None:
         self._mark_closed(step)
+
+    @workflow.signal
+    def evaluation_closed(self, version: int) -> None:
+        if version in self._open_evaluations:
+            self._open_evaluations.remove(version)
+        self._changed = True
 
     @workflow.signal
     def drain(self) -> None:
@@ -192,9 +221,12 @@ class TrainingRun:
                 # Cleared before the state is looked at: handlers run at every await below.
                 self._changed = False
                 self._turns += 1
+                await self._open_evaluation()
                 await self._open_step()
+                self._look_at_the_clock()
                 await self._refill()
                 await self._announce()
+                await self._drop_unwanted()
                 await self._wait()
                 if workflow.cancellation_reason() is not None:
                     raise asyncio.CancelledError  # the SDK answers a cancelled wait with a result of the same turn
@@ -215,10 +247,37 @@ class TrainingRun:
         return self._status()
 
     async def _wait(self) -> None:
-        """Until something changed, or the time to stop has come."""
-        left = None if self._stop_by is None else max(timedelta(0), self._stop_by - workflow.now())
+        """Until something changed, or the time to stop, or to give a stuck buffer up, has come."""
+        times = [self._stop_by]
+        if self._stuck_since is not None and self._plan.stuck_timeout_s is not None:
+            times.append(self._stuck_since + timedelta(seconds=self._plan.stuck_timeout_s))
+        due = min((time for time in times if time is not None), default=None)
+        left = None if due is None else max(timedelta(0), due - workflow.now())
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(lambda: self._changed, timeout=left)
+
+    def _look_at_the_clock(self) -> None:
+        """The STUCK clock: it runs while the trainer waits for a buffer without an Empty slot. On time-out it gives up
+        that buffer's unfinished groups, so that finished ones of later buffers move up and others are admitted."""
+        ledger, buffer = self._ledger, self._ledger.taken
+        idle = self._training is None and self._pending is None and buffer == ledger.version
+        if not idle or buffer not in ledger.buffers or ledger.state(buffer) is not BufferState.STUCK:
+            self._stuck_since = None
+            return
+        now = workflow.now()
+        self._stuck_since = self._stuck_since or now
+        limit = self._plan.stuck_timeout_s
+        if limit is None or now < self._stuck_since + timedelta(seconds=limit):
+            return
+        late = [group for state, group in ledger.slots(buffer) if group and state is SlotState.RESERVED]
+        workflow.logger.warning(
+            f"buffer {buffer} was stuck for {limit:g} s (rollout.stuck_timeout_s): {', '.join(late)} discarded"
+        )
+        for group in late:
+            ledger.discard(group)
+            self._end(group, "discarded")
+        self._unwanted += late
+        self._stuck_since = None
 
     async def _look_after_steps(self) -> None:
         """Ask the open steps whether they are there, whenever nothing changed for _LOOK."""
@@ -228,17 +287,22 @@ class TrainingRun:
             if self._turns == before:
                 for step in list(self._open_steps):
                     await self._tell_step(step, "are_you_there")
+                for version in list(self._open_evaluations):
+                    await self._tell_evaluation(version, "are_you_there")
 
     def _finished(self) -> bool:
         ledger = self._ledger
-        if self._failed is not None or ledger.version >= self._plan.target_steps:
+        if self._failed is not None:
             return True
+        if ledger.version >= self._plan.target_steps:
+            past = self._stop_by is not None and workflow.now() >= self._stop_by
+            return past or not (self._open_evaluations or self._evaluation_is_due())
         idle = self._training is None and not self._done
         if self._stop_by is not None:
             return idle or workflow.now() >= self._stop_by
         idle = idle and self._pending is None and ledger.in_flight == 0
         ready = ledger.taken in ledger.buffers and ledger.state(ledger.taken) is BufferState.READY
-        return self._draining and idle and not ready
+        return self._draining and idle and not ready and not self._open_evaluations
 
     def _ending(self) -> Literal["finished", "drained", "stopped"]:
         """How a run that neither failed nor was cancelled ends."""
@@ -248,6 +312,8 @@ class TrainingRun:
 
     async def _end_attempt(self, how: Ending) -> None:
         """Close the steps, then put on record what no batch has recorded."""
+        for version in list(self._open_evaluations):
+            await self._tell_evaluation(version, "abort")
         await self._close_steps("close" if how in {"finished", "drained"} else "abort")
         if how == "drained":
             await self._save_checkpoint()
@@ -276,9 +342,40 @@ class TrainingRun:
         except ActivityError as error:
             workflow.logger.error(f"no checkpoint of version {self._ledger.version}: {error.cause}; a resume replays")
 
+    def _evaluation_is_due(self) -> bool:
+        """Not looked at yet, and one that the interval or the end of the run asks for."""
+        version, evaluation = self._ledger.version, self._plan.evaluation
+        if evaluation is None or version <= self._evaluated or self._stop_by is not None:
+            return False
+        return version % evaluation.every == 0 or version >= self._plan.target_steps
+
+    async def _open_evaluation(self) -> None:
+        version, plan = self._ledger.version, self._plan
+        if plan.evaluation is None or not self._evaluation_is_due():
+            return
+        self._evaluated = version
+        self._open_evaluations.append(version)
+        order = EvaluationOrder(
+            run_id=plan.run_id,
+            attempt=plan.attempt,
+            version=version,
+            prompts=plan.evaluation.prompts,
+            timeout_s=plan.evaluation.timeout_s,
+            group_attempts=plan.group_attempts,
+        )
+        await workflow.start_child_workflow(
+            EVALUATION_WORKFLOW,
+            order,
+            id=evaluation_workflow_id(plan.run_id, version),
+            task_queue=options.queue(plan.run_id, "orchestrator"),
+            # As a step, it outlives this execution, and may have been begun by an earlier attempt.
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        )
+
     async def _open_step(self) -> None:
         version = self._ledger.version
-        if version in self._open_steps or version in self._admissions:
+        if version in self._open_steps or version in self._admissions or version >= self._plan.target_steps:
             return
         self._open_steps.append(version)
         order = StepOrder(plan=self._plan, version=version)
@@ -319,8 +416,10 @@ class TrainingRun:
         if groups is None:
             return None
         self._end_surplus()
+        learnable = False
         for slot, group in enumerate(groups):
             report = self._placed.pop(group)
+            learnable = learnable or report.trainable
             entries.append(
                 BatchEntry(
                     slot=slot,
@@ -332,6 +431,7 @@ class TrainingRun:
                 )
             )
             self._end(group, "trained")
+        self._count("empty_batches", not learnable)
         terminal, self._terminal = self._terminal, {}
         return BatchOrder(
             step=ledger.version,
@@ -373,6 +473,9 @@ class TrainingRun:
                 draining=self._draining,
                 paused=self._paused,
                 dead_letters_in_a_row=self._dead_letters_in_a_row,
+                empty=self._empty,
+                evaluated=self._evaluated,
+                open_evaluations=tuple(self._open_evaluations),
                 backlog=tuple(self._backlog),
             )
         )
@@ -407,6 +510,9 @@ class TrainingRun:
             if not self._proved(positions):
                 return Admission(version=version, reserved_at=_microseconds(), positions=())
         self._count("admitted", len(positions))
+        if positions:
+            counted = {**self._admitted_under, version: self._admitted_under.get(version, 0) + len(positions)}
+            self._admitted_under = dict(list(counted.items())[-_RECENT:])
         return Admission(version=version, reserved_at=_microseconds(), positions=tuple(positions))
 
     def _proved(self, positions: list[int]) -> bool:
@@ -435,6 +541,29 @@ class TrainingRun:
                 self._failed = self._failed or f"step {step} is gone: its workflow was terminated from outside"
             self._mark_closed(step)
 
+    async def _tell_evaluation(self, version: int, signal: str) -> None:
+        name = evaluation_workflow_id(self._plan.run_id, version)
+        try:
+            await workflow.get_external_workflow_handle(name).signal(signal)
+        except ApplicationError as error:
+            if error.type != "ExternalWorkflowExecutionNotFound":
+                raise
+            self.evaluation_closed(version)
+
+    async def _drop_unwanted(self) -> None:
+        """Nobody waits for these groups any more: their steps end their generation, in the engine too."""
+        unwanted, self._unwanted = tuple(self._unwanted), []
+        # Runs that began before their steps knew `drop` replay without it: there such groups are answered "late".
+        if not unwanted or not workflow.patched("drop-unwanted"):
+            return
+        for step in list(self._open_steps):
+            await self._tell_step(step, "drop", unwanted)
+
+    def _note_empty(self, report: StagedGroup) -> None:
+        self._empty = empty_groups.count(self._empty, report, self._ledger.version)
+        reason = empty_groups.verdict(self._empty, self._plan.groups_per_batch, self._plan.empty_batches)
+        self._failed = self._failed or reason
+
     def _group_state(self, group: str) -> GroupState:
         try:
             return self._ledger.group_state(group)
@@ -443,9 +572,10 @@ class TrainingRun:
             raise ApplicationError(str(error), type="UnknownGroup", non_retryable=True) from error
 
     def _end_surplus(self) -> None:
-        """Over-sampled groups that no buffer can use any more; what they still generate is answered "late"."""
+        """Over-sampled groups that no buffer can use any more."""
         for group in self._ledger.collect_surplus():
             self._end(group, "discarded")
+            self._unwanted.append(group)
 
     def _end(self, group: str, terminal: TerminalState) -> None:
         self._terminal[group] = terminal
@@ -485,6 +615,13 @@ class TrainingRun:
             discarded=counts.get("discarded", 0),
             expired=counts.get("expired", 0),
             dead_lettered=counts.get("dead-lettered", 0),
+            aborted_members=counts.get("aborted_members", 0),
+            empty_batches=counts.get("empty_batches", 0),
+            empty_groups=self._empty.count,
+            evaluating=tuple(self._open_evaluations),
+            stuck_s=None if self._stuck_since is None else (workflow.now() - self._stuck_since).total_seconds(),
+            admissions=tuple(self._admitted_under.items()),
+            capacity=(self._plan.max_staleness + 1) * self._plan.slots_per_buffer,
             max_staleness=counts.get("max_staleness", 0),
             window=tuple(
                 BufferView(

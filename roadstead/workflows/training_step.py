@@ -16,9 +16,10 @@ import asyncio
 
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
-from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from roadstead.activities.dead_letter import RecordDeadLetter
     from roadstead.activities.occupy import OccupySlot
     from roadstead.activities.persist import PersistBatch
     from roadstead.activities.publish import PublishWeights
@@ -27,11 +28,13 @@ with workflow.unsafe.imports_passed_through():
     from roadstead.activities.rollout import RolloutGroup
     from roadstead.activities.train import TrainStep
     from roadstead.storage.references import group_id
-    from roadstead.workflows import options, search
+    from roadstead.workflows import failures, options, search
     from roadstead.workflows.messages import (
+        DISCARDED,
         STEP_WORKFLOW,
         Admission,
         BatchOrder,
+        DeadLetterOrder,
         GroupOrder,
         PublishOrder,
         Release,
@@ -53,6 +56,8 @@ class TrainingStep:
         self._batch: BatchOrder | None = None
         self._closed = False
         self._aborted = False
+        self._deliveries: dict[str, asyncio.Task[None]] = {}
+        self._dropped: set[str] = set()
 
     # -- what the run says --------------------------------------------------------------------------------
 
@@ -74,6 +79,14 @@ class TrainingStep:
         """Nothing to do: a closed workflow can't be signalled, which is the answer."""
 
     @workflow.signal
+    def drop(self, groups: tuple[str, ...]) -> None:
+        """The run has discarded these, if they are ours: end their generation."""
+        for group in groups:
+            if (delivery := self._deliveries.get(group)) is not None:
+                self._dropped.add(group)
+                delivery.cancel()
+
+    @workflow.signal
     def abort(self) -> None:
         self._aborted = True
 
@@ -86,26 +99,26 @@ class TrainingStep:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch_abort())
                 training = tasks.create_task(self._train())
-                deliveries: list[asyncio.Task[None]] = []
                 self._take_in(await self._reserve())
                 while not (self._closed and not self._admitted):
                     await workflow.wait_condition(lambda: bool(self._admitted) or self._closed or self._aborted)
                     self._go_on()
                     while self._admitted:
-                        deliveries.append(tasks.create_task(self._deliver(self._admitted.pop(0))))
+                        group = self._admitted.pop(0)
+                        self._deliveries[group_id(group.position)] = tasks.create_task(self._deliver(group))
                     self._phase("generating")
-                await asyncio.gather(training, *deliveries)
+                await asyncio.gather(training, *self._deliveries.values())
                 watch.cancel()
         except (ExceptionGroup, asyncio.CancelledError) as error:
             # Not in a `finally`: it would also run when an evicted workflow is garbage-collected, in the middle of
             # whatever other workflow runs then, and put its command into that one's history (seen).
             self._phase("closed")
-            cause = _first(error)
+            cause = failures.first(error)
             if not isinstance(cause, _Aborted):
-                await run.signal("step_failed", args=[self._version, _reason(cause)])
+                await run.signal("step_failed", args=[self._version, failures.reason(cause)])
                 if is_cancelled_exception(cause):
                     raise asyncio.CancelledError from cause
-                raise ApplicationError(f"step {self._version}: {_reason(cause)}", type="StepFailed") from cause
+                raise ApplicationError(f"step {self._version}: {failures.reason(cause)}", type="StepFailed") from cause
         else:
             self._phase("closed")
         await run.signal("step_closed", self._version)
@@ -138,6 +151,13 @@ class TrainingStep:
 
     async def _deliver(self, group: GroupOrder) -> None:
         """Generate one group and report it; a group that can't be generated gives its slot back."""
+        try:
+            await self._generate(group)
+        except (ActivityError, asyncio.CancelledError) as error:
+            if not is_cancelled_exception(error) or group_id(group.position) not in self._dropped:
+                raise
+
+    async def _generate(self, group: GroupOrder) -> None:
         plan = self._plan
         try:
             report = await workflow.execute_activity_method(
@@ -148,14 +168,29 @@ class TrainingStep:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            await workflow.execute_activity_method(
-                ReleaseSlot.release_slot,
-                Release(group_id=group_id(group.position), reason=_reason(error)),
-                **options.ledger(plan.run_id),
-            )
+            await self._give_up(group, failures.reason(error))
             return
         self._go_on()
         await workflow.execute_activity_method(OccupySlot.occupy_slot, report, **options.ledger(plan.run_id))
+
+    async def _give_up(self, group: GroupOrder, reason: str) -> None:
+        plan, name = self._plan, group_id(group.position)
+        discarded = reason.startswith(DISCARDED)
+        # Runs that began before there were such records replay without them.
+        if not discarded and workflow.patched("dead-letter-record"):
+            order = DeadLetterOrder(group=group, attempts=plan.group_attempts, reason=reason)
+            try:
+                await workflow.execute_activity_method(
+                    RecordDeadLetter.record_dead_letter, order, **options.dead_letter(plan.run_id)
+                )
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                # Its terminal state comes into the next step record all the same.
+                workflow.logger.error(f"{name}: no dead-letter record: {error.cause}")
+            self._go_on()
+        release = Release(group_id=name, reason=reason, terminal="discarded" if discarded else "dead-lettered")
+        await workflow.execute_activity_method(ReleaseSlot.release_slot, release, **options.ledger(plan.run_id))
 
     async def _train(self) -> None:
         """persist -> train -> publish, in that order; the step record is publish's last act."""
@@ -194,21 +229,3 @@ def attributes(order: StepOrder) -> TypedSearchAttributes:
             SearchAttributePair(search.PHASE, "reserving"),
         ]
     )
-
-
-def _first(error: BaseException) -> BaseException:
-    """What ended a task group: the first failure in it that is not itself a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost failure in words, with its type: what a person can act on."""
-    if is_cancelled_exception(error):
-        return "its workflow was cancelled from outside"
-    while isinstance(error, FailureError) and error.cause is not None:
-        error = error.cause
-    if isinstance(error, ApplicationError) and error.type:
-        return f"{error.type}: {error.message}"
-    return f"{type(error).__name__}: {error}"

@@ -109,7 +109,7 @@ class Stand:
 
     async def __aenter__(self) -> Stand:
         self.data.mkdir(parents=True)
-        self.ports = remembered_ports(self.data / "ports.json", ["temporal", "temporal-ui", *s3_server.PORTS])
+        self.ports = remembered_ports(self.data / "ports.json", [*temporal_server.PORTS, *s3_server.PORTS])
         self._cleanup.push_async_callback(self.stop_servers)
         await self.start_servers()
         self.keys = s3_server.credentials(self.data)

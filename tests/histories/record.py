@@ -70,7 +70,7 @@ async def lives(client: Client) -> dict[str, list[WorkflowHistory]]:
 async def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
-        ports = remembered_ports(data / "ports.json", ["temporal", "temporal-ui"])
+        ports = remembered_ports(data / "ports.json", temporal_server.PORTS)
         supervisor = Supervisor(print)
         try:
             await supervisor.start(temporal_server.temporal_spec(data, ports))

@@ -29,7 +29,7 @@ class Servers:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
     data: Path = tmp_path_factory.mktemp("stack")
-    ports = remembered_ports(data / "ports.json", ["temporal", "temporal-ui", *s3_server.PORTS])
+    ports = remembered_ports(data / "ports.json", [*temporal_server.PORTS, *s3_server.PORTS])
     supervisor = Supervisor(print)
     try:
         await supervisor.start(temporal_server.temporal_spec(data, ports), s3_server.s3_spec(data, ports, "roadstead"))

@@ -6,6 +6,7 @@ Everything is checked on the Parquet that came out, the weights and the records;
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -16,18 +17,26 @@ import duckdb
 import pandas as pd
 import pytest
 
+from roadstead.metrics.catalogue import CATALOGUE
 from roadstead.storage import batches, steps, weights
 from roadstead.storage.digest import table_digest
 from tests.support import tiny
 from tests.support.forward import reference_logprobs
+from tests.support.scraping import Scrape, Scraper
 from tests.support.workplace import LIMIT_S, Workplace, check_run, wait_for_step
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 
 @pytest.fixture(scope="module")
-def finished(workplace: Workplace) -> str:
-    output = workplace.run("finished")
+def scraper(workplace: Workplace) -> Scraper:
+    return Scraper(workplace.data / "runs" / "finished" / "metrics")
+
+
+@pytest.fixture(scope="module")
+def finished(workplace: Workplace, scraper: Scraper) -> str:
+    with scraper:
+        output = workplace.run("finished")
     assert "24 admitted = 24 trained" in output, output
     return "finished"
 
@@ -100,6 +109,91 @@ def test_status_and_batch_commands_answer_in_json(workplace: Workplace, finished
     assert [batch["step"] for batch in listed] == list(range(6)) and all(batch["recorded"] for batch in listed)
     rows = json.loads(workplace.roadstead("batch", "show", finished, "2", "--json").stdout)
     assert len(rows) == 16 and {row["step"] for row in rows} == {2}
+
+
+def test_every_process_was_scraped_and_every_metric_had_a_value(finished: str, scraper: Scraper) -> None:
+    roles = {"orchestrator", "ledger", "rollout", "train"}
+    engines = {name for name in scraper.files if name.startswith("vllm-")}
+    assert scraper.files == roles | {f"{role}-temporal" for role in roles} | engines and len(engines) == 1
+    assert list(scraper.folder.iterdir()) == [], "whoever ends in order takes its target along"
+    labels = [scrapes[-1].labels for scrapes in scraper.scrapes.values()]
+    assert {(found["job"], found["role"]) for found in labels} == {
+        *(("roadstead", role) for role in roles),
+        *(("temporal", role) for role in roles),
+        ("vllm", "engine"),
+    }
+    assert {found["run"] for found in labels} == {finished}
+    assert "temporal_activity_execution_latency_seconds_count" in scraper.scrapes["train-temporal"][-1].names()
+    assert "vllm:generation_tokens_total" in scraper.scrapes[engines.pop()][-1].names()
+    for role in roles:
+        seen = {name for scrape in scraper.scrapes[role] for name in scrape.names()}
+        for metric in CATALOGUE:
+            if metric.role in {role, "every"}:
+                name = f"{metric.name}_count" if metric.kind == "histogram" else metric.name
+                assert name in seen, (role, name)
+    last = {role: scraper.scrapes[role][-1] for role in roles}
+    for role, name in [
+        *(("ledger", "reserve_slots"), ("ledger", "occupy_slot"), ("rollout", "rollout_group")),
+        *(("train", "train_step"), ("orchestrator", "persist_batch"), ("orchestrator", "publish_weights")),
+    ]:
+        assert last[role].value("roadstead_activity_seconds_count", activity=name, outcome="completed") > 0
+        assert last[role].value("roadstead_activity_seconds_count", activity=name, outcome="failed") == 0
+
+
+def test_metrics_say_what_the_parquet_says(workplace: Workplace, finished: str, scraper: Scraper) -> None:
+    """Ages, rewards and tokens of every step that was scraped, and the counters up to it, beside the batches on S3."""
+    store, keys = workplace.store(finished)
+    tables = []
+    for record in steps.all_of(store, keys):
+        commit = batches.find(store, keys, record.step)
+        assert commit is not None
+        tables.append(batches.read(store, commit).to_pandas())
+    checked = set()
+    for scrape in _settled(scraper.scrapes["orchestrator"]):
+        step = int(scrape.value("roadstead_step", attempt="1"))
+        upto = pd.concat(tables[: step + 1])
+        table, lengths = tables[step], upto["response_token_ids"].map(len)
+        expected = {
+            "roadstead_batch_age_max_versions": (step - table["head_version"]).max(),
+            "roadstead_batch_age_mean_versions": (step - table["head_version"]).mean(),
+            "roadstead_batch_reward_mean": table["reward"].mean(),
+            "roadstead_batch_reward_stddev": table["reward"].std(ddof=0),
+            "roadstead_batch_advantage_stddev": table["advantage"].std(ddof=0),
+            "roadstead_batch_response_tokens": table["response_token_ids"].map(len).sum(),
+            "roadstead_batch_trajectories": len(table),
+        }
+        found = {name: scrape.value(name, attempt="1") for name in expected}
+        assert found == pytest.approx(expected, rel=1e-5), step
+        assert scrape.value("roadstead_trained_tokens_total") == lengths.sum()
+        ages = upto["step"] - upto["head_version"]
+        assert scrape.value("roadstead_trained_age_versions_sum") == ages.sum()
+        for age in range(3):
+            assert scrape.value("roadstead_trained_age_versions_bucket", le=f"{age}.0") == (ages <= age).sum()
+        assert scrape.value("roadstead_over_bound_trajectories_total") == 0
+        checked.add(step)
+    assert len(checked) >= 3, "steps are longer than the scrapes are apart"
+    generated = scraper.scrapes["rollout"][-1]
+    everything = pd.concat(tables)
+    assert generated.value("roadstead_generated_tokens_total") == everything["response_token_ids"].map(len).sum()
+    last = scraper.scrapes["orchestrator"][-1]
+    assert last.value("roadstead_admission_bound_groups") == 12
+    admissions = {
+        scrape.values.get(("roadstead_step_admissions_groups", _FIRST)) for scrape in scraper.scrapes["orchestrator"]
+    }
+    assert {12, 4} <= admissions, "(S + 1) x B under the first version, then B each"
+
+
+_FIRST = (("attempt", "1"),)
+
+
+def _settled(scrapes: list[Scrape]) -> list[Scrape]:
+    """Those after which the numbers of their step stood still: not taken while they were being set."""
+
+    def numbers(scrape: Scrape) -> dict[str, float]:
+        return {name: value for (name, labels), value in scrape.values.items() if labels == _FIRST and value == value}
+
+    pairs = [(a, b) for a, b in itertools.pairwise(scrapes) if "roadstead_step" in a.names()]
+    return [first for first, second in pairs if numbers(first) == numbers(second)]
 
 
 def test_bad_input_is_named_and_nothing_is_left_running(workplace: Workplace, finished: str) -> None:

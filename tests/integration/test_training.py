@@ -43,6 +43,18 @@ VOCABULARY = 64
 TEMPERATURE = 0.8
 GROUPS, MEMBERS = 2, 4
 BOOT_S = 240.0
+LOSSES: dict[str, Any] = {
+    "minibatches": 2,
+    "kl_coefficient": 0.05,
+    "aggregation": "sequence_mean",
+    "clip_low": 0.02,
+    "clip_high": 0.03,
+    "learning_rate": 3e-3,
+    "ranks": 2,
+    "zero_stage": 3,
+    "checkpoint_every": 100,
+}
+"""Of a run with the other objective, on the stage that partitions the weights. The clip is narrow enough to act."""
 
 
 # -- model, batches, runs -------------------------------------------------------------------------------------
@@ -132,6 +144,19 @@ def make_rows(run: str, step: int, advantage: float | None = None) -> list[dict[
     return rows
 
 
+def rows_at(run: str, step: int, seed: int) -> list[dict[str, Any]]:
+    """The rows of `make_rows(run, seed)` as a batch of another step."""
+    version = max(0, step - 1)
+    versions = {"step": step, "v_traj": version, "head_version": version, "tail_version": version}
+    return [
+        row
+        | versions
+        | {"staleness": step - version}
+        | {"version_spans": [{"version": version, "start": 0, "end": len(row["loss_mask"])}]}
+        for row in make_rows(run, seed)
+    ]
+
+
 class Run:
     """One run on S3 and the means to command its trainer."""
 
@@ -162,7 +187,10 @@ class Run:
         return weights.publish(self.store, self.keys, ref, parent=None, batch_digest=None)
 
     def commit(self, step: int, advantage: float | None = None) -> BatchCommit:
-        table: pa.Table = table_from_rows(make_rows(self.keys.run_id, step, advantage), batch=True)
+        return self.commit_rows(make_rows(self.keys.run_id, step, advantage))
+
+    def commit_rows(self, rows: list[dict[str, Any]]) -> BatchCommit:
+        table: pa.Table = table_from_rows(rows, batch=True)
         return batches.commit(self.store, self.keys, table, attempt=1, groups=())
 
     @contextmanager
@@ -236,12 +264,14 @@ async def gone(pids: list[int], within_s: float = 10.0) -> bool:
 
 @dataclass(frozen=True)
 class Runs:
-    """Three runs with the same batches. All trainers are started at once, because booting is most of the time."""
+    """Three runs with the same batches, and one of another loss. All trainers are started at once, because booting is
+    most of the time."""
 
     model: Path
     straight: Run
     killed: Run
     two_ranks: Run
+    losses: Run
     launchers: dict[str, subprocess.Popen[bytes]]
 
 
@@ -254,13 +284,14 @@ def runs(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     straight = Run("straight", endpoint, folder, checkpoint_every=100)
     killed = Run("killed", endpoint, folder, checkpoint_every=2)
     two_ranks = Run("two-ranks", endpoint, folder, ranks=2, zero_stage=2, checkpoint_every=2)
-    all_runs = (straight, killed, two_ranks)
+    losses = Run("losses", endpoint, folder, **LOSSES)
+    all_runs = (straight, killed, two_ranks, losses)
     with ExitStack() as stack:
         launchers = {run.config.name: stack.enter_context(run.trainer()) for run in all_runs}
         make_model(model)
         for run in all_runs:
             run.publish(model)
-        yield Runs(model, straight, killed, two_ranks, launchers)
+        yield Runs(model, straight, killed, two_ranks, losses, launchers)
 
 
 @pytest.fixture(scope="module")
@@ -392,6 +423,154 @@ async def test_a_trainer_that_hangs_is_named(runs: Runs, results: list[TrainResu
     assert (await run.train(record)).metrics.applied
 
 
+async def test_a_batch_whose_rewards_are_all_equal_is_recorded_and_moves_nothing(
+    runs: Runs, results: list[TrainResult]
+) -> None:
+    """Adam has momentum by now: a step of gradient 0 would move the weights."""
+    run = runs.straight
+    before = await run.train(run.commit(7))
+    rows = [row | {"reward": 1.0, "advantage": 0.0} for row in make_rows("straight", 8)]
+    result = await run.train(run.commit_rows(rows))
+    assert (result.weights.version, result.weights.digest) == (9, before.weights.digest)
+    metrics = result.metrics
+    assert (metrics.applied, metrics.optimizer_steps, metrics.grad_norm) == (False, 0, 0.0)
+    assert (metrics.trainable_rows, metrics.zero_advantage_share, metrics.reward_std) == (0, 1.0, 0.0)
+    assert metrics.loss_tokens == sum(sum(row["loss_mask"]) for row in rows)
+    assert (await run.train(run.commit(9))).metrics.applied
+
+
+# -- another loss ---------------------------------------------------------------------------------------------
+
+
+def plain_step(rows: list[dict[str, Any]], model: Path) -> tuple[Any, list[dict[str, float]]]:
+    """One step under LOSSES by plain torch on one process, row after row: the policy, and numbers a mini-batch."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    policy, reference = (
+        transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval() for _ in range(2)
+    )
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=LOSSES["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
+
+    def distribution(network: Any, row: dict[str, Any]) -> tuple[Any, Any]:
+        """Log-probabilities of the response tokens, and the entropy where they were sampled."""
+        ids = torch.tensor([row["prompt_token_ids"] + row["response_token_ids"]])
+        begin = len(row["prompt_token_ids"])
+        all_of = torch.log_softmax(network(input_ids=ids).logits[0, begin - 1 : -1] / TEMPERATURE, -1)
+        return all_of[torch.arange(len(all_of)), ids[0, begin:]], -(all_of.exp() * all_of).sum(-1)
+
+    rows = [row for row in rows if row["reward"] is not None]
+    masks = [torch.tensor(row["loss_mask"]) for row in rows]
+    with torch.no_grad():
+        proximal = [distribution(policy, row) for row in rows]
+        fixed = [distribution(reference, row)[0] for row in rows]
+    numbers = []
+    for slot in range(GROUPS):  # two groups, two mini-batches
+        losses, clipped, kls, entropies = [], [], [], []
+        for row, mask, (start, entropy), ref in zip(rows, masks, proximal, fixed, strict=True):
+            if row["slot"] != slot:
+                continue
+            now, _ = distribution(policy, row)
+            weight = torch.exp(start - torch.tensor(row["behavior_logprobs"])).clamp(max=2.0)
+            ratio = torch.exp(now - start)
+            free = ratio * row["advantage"]
+            bounded = ratio.clamp(1 - LOSSES["clip_low"], 1 + LOSSES["clip_high"]) * row["advantage"]
+            kl = torch.exp(ref - now) - (ref - now) - 1
+            token = -torch.minimum(free, bounded) * weight + LOSSES["kl_coefficient"] * kl
+            losses.append(token[mask].mean())
+            clipped += (bounded < free)[mask].tolist()
+            kls += kl[mask].tolist()
+            entropies += entropy[mask].tolist()
+        loss = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        numbers.append(
+            {"loss": loss.item(), "grad_norm": norm.item(), "clip": sum(clipped), "kl": sum(kls)}
+            | {"entropy": sum(entropies), "tokens": len(clipped)}
+        )
+    return policy, numbers
+
+
+async def test_two_mini_batches_on_two_ranks_are_the_plain_computation(runs: Runs, results: list[TrainResult]) -> None:
+    """Decoupled objective, clip-higher, KL to version 0, mean over trajectories; ZeRO-3."""
+    import torch
+    from safetensors.torch import load_file
+
+    run = runs.losses
+    rows = rows_at("losses", 0, seed=5)
+    result = await run.train(run.commit_rows(rows))
+    policy, numbers = plain_step(rows, runs.model)
+    metrics = result.metrics
+    tokens = sum(part["tokens"] for part in numbers)
+    assert (metrics.applied, metrics.optimizer_steps, metrics.loss_tokens) == (True, 2, tokens)
+    assert metrics.loss == pytest.approx(np.mean([part["loss"] for part in numbers]), rel=1e-3)
+    assert metrics.grad_norm == pytest.approx(max(part["grad_norm"] for part in numbers), rel=1e-3)
+    assert metrics.kl_to_reference == pytest.approx(sum(part["kl"] for part in numbers) / tokens, rel=1e-2)
+    assert metrics.entropy == pytest.approx(sum(part["entropy"] for part in numbers) / tokens, rel=1e-4)
+    assert metrics.clip_share == pytest.approx(sum(part["clip"] for part in numbers) / tokens, abs=1.5 / tokens)
+    assert metrics.clip_share > 0 and metrics.kl_to_reference > 0, "the second mini-batch met moved weights"
+    before = load_file(runs.model / "model.safetensors")
+    after, want = run.weights_of(result), dict(policy.named_parameters())
+    moved = torch.cat([(want[name] - before[name]).flatten() for name in before])
+    apart = torch.cat([(want[name] - after[name]).flatten() for name in before])
+    # Adam moves a weight whose gradient is rounding noise as far as any other, so single ones differ.
+    assert (apart.norm() / moved.norm()).item() < 0.02
+    assert result.training is not None and LOSSES.items() <= result.training.items()
+
+
+async def test_a_killed_run_with_another_loss_replays_to_the_same_bits(runs: Runs, results: list[TrainResult]) -> None:
+    """No checkpoint: the next incarnation trains steps 0, 1 and 2 again, with the reference that it loads again, and
+    would refuse to go on from other weights. Step 1, whose rewards all failed, moved nothing the first time."""
+    run = runs.losses
+    idle = [row | {"reward": None} for row in rows_at("losses", 1, seed=6)]
+    first = await run.train(run.commit_rows(idle))
+    step_0 = train_rows.find(run.store, run.keys, 0, run.commit_rows(rows_at("losses", 0, seed=5)).digest)
+    assert step_0 is not None and first.weights.digest == step_0.weights.digest
+    assert not first.metrics.applied and first.metrics.loss_tokens == 0
+    second = await run.train(run.commit_rows(rows_at("losses", 2, seed=7)))
+    assert second.weights.digest != first.weights.digest
+    poisoned = rows_at("losses", 3, seed=5)
+    poisoned[2]["advantage"] = 3e4
+    record = run.commit_rows(poisoned)
+    pid = (await run.client.status())["pid"]
+    command = asyncio.create_task(run.train(record))
+    while (await run.client.status())["busy_step"] != 3 and not command.done():
+        await asyncio.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    third = await command
+    await run.restarted()
+    assert await run.train(record) == third  # replayed by now, if the kill came after the step
+    status = await run.client.status()
+    assert (status["version"], status["pid"] == pid) == (4, False)
+    assert third.weights.digest != second.weights.digest
+    await run.client.quit()  # its two ranks would only be in the way of what follows
+    assert await asyncio.to_thread(runs.launchers["losses"].wait, 30) == 0
+
+
+@pytest.mark.slow
+async def test_a_step_of_two_mini_batches_is_replayed_and_bisected(runs: Runs, results: list[TrainResult]) -> None:
+    """A probe of such a step trains it and goes back: its second gradient is that of weights that moved."""
+    from roadstead.training.replay import BisectAsk, ReplayAsk, bisect, replay
+    from tests.integration.test_replay import record_run
+
+    run = runs.losses
+    record_run(run)
+    ask = {"run": run.keys.run_id, "storage": run.config.storage}
+    report = await asyncio.to_thread(replay, ReplayAsk(first=0, last=3, **ask))
+    assert report.equal and [step.equal for step in report.steps] == [True] * 4
+    assert [step.metrics for step in report.steps] == [step.recorded_metrics for step in report.steps]
+    assert {row.logprob_gap for row in report.rows} == {0.0}
+    found = await asyncio.to_thread(bisect, BisectAsk(step=3, metric="grad_norm", threshold=50.0, **ask))
+    assert (found.outcome, found.minimal, found.reproduced) == ("found", True, True)
+    assert [row.row for row in found.culprits] == [2]
+
+
+# -- the first run, killed ------------------------------------------------------------------------------------
+
+
 async def test_killed_rank_replays_to_the_same_bits(runs: Runs, results: list[TrainResult]) -> None:
     run, reference = runs.killed, results
     records = [run.commit(step) for step in range(4)]
@@ -446,6 +625,22 @@ async def test_other_settings_after_a_resume_hold_from_there_on_and_not_for_the_
     assert 1e-3 < moved < 4e-3, "Adam moves a weight by about its learning rate"
 
 
+async def hung_rank_is_named(client: TrainerClient, ranks: list[int]) -> None:
+    """Stop the rank that is not 0, which nobody asks for anything: its silence grows, rank 0's does not."""
+    other = next(pid for pid in ranks if pid != (await client.status())["pid"])
+    os.kill(other, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(30):
+            while (silence := (await client.status())["silence"])["1"] < 4:
+                await asyncio.sleep(0.5)
+    finally:
+        os.kill(other, signal.SIGCONT)
+    assert silence["0"] < silence["1"]
+    async with asyncio.timeout(30):
+        while (await client.status())["silence"]["1"] > 2.5:
+            await asyncio.sleep(0.5)
+
+
 async def test_two_ranks_agree_with_one(runs: Runs, results: list[TrainResult]) -> None:
     import torch
 
@@ -461,5 +656,6 @@ async def test_two_ranks_agree_with_one(runs: Runs, results: list[TrainResult]) 
     assert {f.name for f in saved.files} >= {"state/rng_rank0.pt", "state/rng_rank1.pt"}
     ranks = ranks_of(launcher.pid)
     assert len(ranks) == 2
+    await hung_rank_is_named(run.client, ranks)
     launcher.kill()
     assert await gone(ranks), "ranks outlived their launcher"

@@ -26,7 +26,7 @@ from roadstead.cli.begin import ensure_search_attributes
 from roadstead.staleness import Ledger, Slot
 from roadstead.storage.batches import BatchCommit, BatchGroup, StoredFile
 from roadstead.storage.recovery import Recovered
-from roadstead.storage.references import StagedGroup, group_id
+from roadstead.storage.references import StagedGroup, group_id, position_of
 from roadstead.workers.orchestrator import runner
 from roadstead.workflows import training_run
 from roadstead.workflows.messages import (
@@ -62,6 +62,10 @@ def plan(**changes: Any) -> RunPlan:
     return RunPlan(**{**values, **changes})
 
 
+def order_of(name: str) -> GroupOrder:
+    return GroupOrder(attempt=1, version=0, reserved_at=0, position=position_of(name))
+
+
 @contextlib.asynccontextmanager
 async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[None]:
     """All roles of a run in this process."""
@@ -75,7 +79,7 @@ async def workers(client: Client, run_id: str, world: World) -> AsyncIterator[No
         for role, activities in {
             "orchestrator": [world.persist_batch, world.publish_weights, world.close_attempt],
             "ledger": bridge,
-            "rollout": [world.rollout_group],
+            "rollout": [world.rollout_group, world.record_dead_letter],
             "train": [world.train_step, world.save_checkpoint],
         }.items():
             await stack.enter_async_context(
@@ -203,6 +207,99 @@ async def test_groups_that_cannot_be_generated_are_dead_lettered_and_replaced(te
     assert status.dead_lettered >= len(dead) > 0
     assert all(int(group[1:]) % 4 == 1 for group in dead)
     assert status.admitted == status.trained + status.dead_lettered
+    assert set(world.dead_letters) >= dead
+    assert all("the environment is broken" in reason for reason in world.dead_letters.values())
+
+
+async def test_a_run_has_a_budget_of_dead_letters(temporal: Client) -> None:
+    the_plan = plan(target_steps=1000, max_dead_letters=3)
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run_to_end(temporal, the_plan, World(broken=lambda order: order.position % 4 == 1))
+    assert "rollout.max_dead_letters is 3" in str(failure.value.cause)
+
+
+async def test_half_of_all_groups_filtered_fills_every_batch_with_the_rest(temporal: Client) -> None:
+    the_plan = plan(target_steps=10, max_staleness=1)
+
+    def filtered(order: GroupOrder) -> str | None:
+        return "zero_variance" if random.Random(order.position).random() < 0.5 else None
+
+    world = World(generation_s=long_tail, filtered=filtered)
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    trained = {entry.group_id for order in world.batches.values() for entry in order.entries}
+    out = {name for name, times in world.generated.items() if filtered(order_of(name))}
+    assert not trained & out
+    terminal = {name: state for order in world.batches.values() for name, state in order.cut.terminal.items()}
+    for close in world.closed:
+        terminal |= close.terminal
+    assert {name for name, state in terminal.items() if state == "filtered"} == out, "each is recorded, once"
+    assert status.filtered == len(out) > 5 and status.admitted == status.trained + status.filtered
+
+
+async def test_synchronous_run_with_filters_stays_exact(temporal: Client) -> None:
+    the_plan = plan(max_staleness=0, target_steps=5)
+    world = World(filtered=lambda order: "length" if order.position % 3 == 0 else None)
+    await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    assert all(entry.v_traj == step for step, order in world.batches.items() for entry in order.entries)
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+async def test_a_run_with_nothing_to_learn_from_stops_and_says_why(temporal: Client, filtered: bool) -> None:
+    the_plan = plan(target_steps=1000, empty_batches=3)
+
+    def note(order: GroupOrder) -> str | None:
+        return "reward constant 0.0" if order.position >= 9 else None
+
+    world = World(note=note, filtered=lambda order: "zero_variance" if filtered and note(order) else None)
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run_to_end(temporal, the_plan, world)
+    text = str(failure.value.cause)
+    assert "in 12 of 12 groups" in text and "reward constant 0.0" in text
+    assert "since step" in text and "resume" in text
+
+
+async def test_one_group_to_learn_from_now_and_then_keeps_a_run_going(temporal: Client) -> None:
+    the_plan = plan(target_steps=6, empty_batches=3)
+    world = World(note=lambda order: None if order.position % 3 == 0 else "reward constant 1.0")
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    assert status.phase == "finished"
+
+
+async def test_the_stuck_clock_discards_moves_up_and_refills_without_any_event(temporal: Client) -> None:
+    """One group never ends, the trainer waits for it, nothing else happens: the clock alone must act."""
+    the_plan = plan(target_steps=3, stuck_timeout_s=1.0)
+    world = World(generation_s=lambda order: 1e9 if order.position in {1, 6} else 0.0)
+    status = await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    assert world.cancelled == {group_id(1), group_id(6)}, "their generation is ended, not left to run"
+    terminal = {name: state for order in world.batches.values() for name, state in order.cut.terminal.items()}
+    for close in world.closed:
+        terminal |= close.terminal
+    assert {name for name, state in terminal.items() if state != "trained"} == {group_id(1), group_id(6)}
+    assert terminal[group_id(1)] == terminal[group_id(6)] == "discarded"
+    assert status.discarded == 2 and not world.dead_letters
+
+
+async def test_the_stuck_clock_works_for_a_synchronous_run(temporal: Client) -> None:
+    the_plan = plan(target_steps=2, max_staleness=0, stuck_timeout_s=0.5)
+    world = World(generation_s=lambda order: 1e9 if order.position == 3 else 0.0)
+    await run_to_end(temporal, the_plan, world)
+    check_batches(the_plan, world)
+    assert all(entry.v_traj == step for step, order in world.batches.items() for entry in order.entries)
+
+
+async def test_surplus_of_over_sampling_is_ended_in_the_engine(temporal: Client) -> None:
+    """A batch is full without its slow groups: their slots are surplus, their generation is of no use."""
+    the_plan = plan(target_steps=3, max_staleness=0, slots_per_buffer=6)
+    world = World(generation_s=lambda order: 30.0 if order.position % 6 == 0 else 0.0)
+    began = time.monotonic()
+    status = await run_to_end(temporal, the_plan, world)
+    assert time.monotonic() - began < 25
+    check_batches(the_plan, world)
+    assert status.discarded > 0 and world.cancelled
 
 
 async def test_a_rollout_that_never_returns_is_tried_again_then_given_up_and_replaced(temporal: Client) -> None:

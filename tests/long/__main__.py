@@ -52,7 +52,7 @@ async def main(steps: int) -> None:
     rows: list[tuple[int, int, int, int, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
-        ports = remembered_ports(data / "ports.json", ["temporal", "temporal-ui"])
+        ports = remembered_ports(data / "ports.json", temporal_server.PORTS)
         supervisor = Supervisor(print)
         try:
             await supervisor.start(temporal_server.temporal_spec(data, ports))

@@ -19,6 +19,7 @@ from roadstead.workflows.messages import (
     AttemptClose,
     BatchOrder,
     CommittedBatch,
+    DeadLetterOrder,
     GroupOrder,
     PublishOrder,
     StepSummary,
@@ -41,6 +42,12 @@ class World:
     failing_step: int | None = None
     lag: Callable[[GroupOrder], int] = lambda order: 0
     """Versions by which the engine lags behind the admission."""
+    filtered: Callable[[GroupOrder], str | None] = lambda order: None
+    note: Callable[[GroupOrder], str | None] = lambda order: None
+    """Why the group is not trainable."""
+    cancelled: set[str] = field(default_factory=set)
+    """Groups whose generation was ended from outside."""
+    dead_letters: dict[str, str] = field(default_factory=dict)
     version: int = 0
     batches: dict[int, BatchOrder] = field(default_factory=dict)
     generated: Counter[str] = field(default_factory=Counter)
@@ -58,10 +65,14 @@ class World:
         if self.broken(order):
             raise ApplicationError("the environment is broken", type="BadRequest", non_retryable=True)
         seconds = self.generation_s(order)
-        while seconds > 0:  # in small steps, so that a cancellation is noticed
-            activity.heartbeat()
-            await asyncio.sleep(min(0.1, seconds))
-            seconds -= 0.1
+        try:
+            while seconds > 0:  # in small steps, so that a cancellation is noticed
+                activity.heartbeat()
+                await asyncio.sleep(min(0.1, seconds))
+                seconds -= 0.1
+        except asyncio.CancelledError:
+            self.cancelled.add(group)
+            raise
         self.generated[group] += 1
         oldest = order.version - self.lag(order)
         return StagedGroup(
@@ -73,7 +84,14 @@ class World:
             oldest_version=oldest,
             newest_version=max(oldest, self.version),
             mean_reward=0.5,
+            filtered=self.filtered(order),
+            trainable=self.note(order) is None,
+            note=self.note(order),
         )
+
+    @activity.defn
+    async def record_dead_letter(self, order: DeadLetterOrder) -> None:
+        self.dead_letters[group_id(order.group.position)] = order.reason
 
     @activity.defn
     async def persist_batch(self, order: BatchOrder) -> CommittedBatch:

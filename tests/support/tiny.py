@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roadstead.config import RunConfig, parse
-from roadstead.environments.rewards import Reward
+from roadstead.environments.protocol import Response, Reward, Transcript
 
 _BUILD = """
 import sys, torch
@@ -40,6 +40,33 @@ class DigitsEnvironment:
     def reward(self, row: Mapping[str, Any], response: str, finish_reason: str) -> Reward:
         share = sum(c.isdigit() for c in response) / max(1, len(response))
         return Reward(share, {"digits": share})
+
+
+class EchoEnvironment:
+    """Up to three turns: what the model said last is said back to it. The reward is that of `DigitsEnvironment`."""
+
+    name = "echo"
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> EchoEpisode:
+        return EchoEpisode(row["prompt"])
+
+
+class EchoEpisode:
+    def __init__(self, start: str) -> None:
+        self.start, self._turns = start, 0
+
+    def step(self, response: Response) -> str | None:
+        self._turns += 1
+        return response.text[-2:] + "=" if self._turns < 3 else None
+
+    def reward(self, transcript: Transcript) -> Reward:
+        said = "".join(turn.text for turn in transcript.turns if turn.role == "assistant")
+        return Reward(sum(c.isdigit() for c in said) / max(1, len(said)), {"turns": float(len(transcript.turns))})
+
+
+def every_fifth(rows: list[dict[str, Any]]) -> str | None:
+    """A filter."""
+    return "a multiple of five" if int(rows[0]["prompt_id"][1:]) % 5 == 0 else None
 
 
 def config(folder: Path, name: str, **changes: Any) -> RunConfig:

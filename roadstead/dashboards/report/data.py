@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roadstead.storage import batches, groups, runs, steps
+from roadstead.storage import batches, evals, groups, runs, steps
 from roadstead.storage.audit import Report, audit, index
 from roadstead.storage.audit.verify import step_numbers
 from roadstead.storage.batches import BatchCommit
+from roadstead.storage.evals import EvaluationSummary
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import BrokenRead, ObjectCorrupt, ObjectMissing, ObjectStore
 from roadstead.storage.runs import AttemptEnd, AttemptRecord, RunRecord
@@ -69,6 +70,7 @@ class RunData:
     rows: pa.Table
     """COLUMNS of every committed row."""
     untrained: list[Untrained]
+    evaluations: list[EvaluationSummary]
     audit: Report | None
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
@@ -95,6 +97,7 @@ def read_run(store: ObjectStore, keys: RunKeys, *, with_audit: bool, progress: P
         committed = {c.step: c for c in commits if c is not None}
         rows = _rows(store, keys, committed, pool, notes, progress)
         untrained = _untrained(store, keys, committed.values(), pool, notes, progress)
+    evaluations = _or_note(lambda: evals.all_of(store, keys), notes) or []
     report = None
     if with_audit:
         report = audit(store, keys, progress=lambda done, total: progress("auditing", done, total))
@@ -111,6 +114,7 @@ def read_run(store: ObjectStore, keys: RunKeys, *, with_audit: bool, progress: P
         commits=committed,
         rows=rows,
         untrained=untrained,
+        evaluations=evaluations,
         audit=report,
         notes=notes,
     )

@@ -52,6 +52,10 @@ def _reward(axis: Axis, numbers: Numbers) -> Iterable[Chart | None]:
             )
         ],
     )
+    yield line_chart(
+        *("evaluation", "Evaluation", "mean reward of a version on the evaluation prompts, complete ones", axis),
+        [Line("evaluation", s.get("evaluation", []), "c2")],
+    )
     shown = list(numbers.components.items())[:_MOST_COMPONENTS]
     more = len(numbers.components) - len(shown)
     note = "mean of each component" + (f"; {more} more in the rows" if more else "")

@@ -83,6 +83,7 @@ def numbers_of(run: RunData) -> Numbers:
     numbers.total = _totals(run)
     _from_records(run, numbers)
     _from_rows(run, numbers)
+    _from_evaluations(run, numbers)
     return numbers
 
 
@@ -125,7 +126,7 @@ def _record_row(run: RunData, step: int) -> dict[str, Any]:
     row["grad_norm_max"] = row["grad_norm"]
     row["learning_rate"] = metrics.learning_rate if metrics else np.nan
     row["clipped"] = float(metrics.grad_clipped) if metrics else np.nan
-    row["skipped"] = float(not metrics.applied) if metrics else np.nan
+    row["skipped"] = float(metrics.not_finite) if metrics else np.nan
     return row | _slots(record.ledger if record else {})
 
 
@@ -182,6 +183,15 @@ def _from_rows(run: RunData, numbers: Numbers) -> None:
     ).fetchone()
     numbers.total |= dict(zip(("age_max", "age_p99", "age_mean"), last or (None,) * 3, strict=True))
     _times(run, connection, numbers)
+
+
+def _from_evaluations(run: RunData, numbers: Numbers) -> None:
+    """Version v beside step v, which trains it; the run's last one beside its last step. A later one in a bin wins."""
+    values: Values = [None] * len(numbers.bins)
+    for summary in run.evaluations if numbers.bins else ():
+        if summary.complete:
+            values[min(summary.version // numbers.width, len(values) - 1)] = summary.mean_reward
+    numbers.series["evaluation"] = values
 
 
 def _times(run: RunData, connection: duckdb.DuckDBPyConnection, numbers: Numbers) -> None:
@@ -263,7 +273,7 @@ def _totals(run: RunData) -> dict[str, Any]:
         "reward_first": _mean(rewards[:WINDOW]),
         "reward_last": _mean(rewards[-WINDOW:]),
         "admitted": max((r.cursor for r in records), default=0),
-        "skipped": sum(not r.metrics.applied for r in records),
+        "skipped": sum(r.metrics.not_finite for r in records),
     }
 
 

@@ -278,7 +278,7 @@ def _faults(run: RunData, numbers: Numbers) -> list[tuple[str, str]]:
             faults.append(("attempt failed", f"{end.attempt}, at version {end.version}"))
     if numbers.ended.get("dead-lettered"):
         faults.append(("groups dead-lettered", str(numbers.ended["dead-lettered"])))
-    skipped = [step for step, record in run.records.items() if not record.metrics.applied]
+    skipped = [step for step, record in run.records.items() if record.metrics.not_finite]
     if skipped:
         faults.append(("updates skipped, gradient not finite", f"step {_listed(skipped)}"))
     if numbers.total["missing"]:
@@ -304,7 +304,7 @@ def _steps(run: RunData, numbers: Numbers) -> dict[str, Any]:
                 number(record.mean_reward if record else None),
                 number(known.max_staleness if known else None),
                 number(metrics.loss if metrics else None),
-                ("skipped" if metrics and not metrics.applied else number(metrics.grad_norm if metrics else None)),
+                ("skipped" if metrics and metrics.not_finite else number(metrics.grad_norm if metrics else None)),
                 ("" if record else "not recorded" if commit else "missing"),
                 _show(run, step),
             )

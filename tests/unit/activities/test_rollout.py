@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from roadstead.activities.rollout import RolloutGroup
@@ -18,7 +22,16 @@ from roadstead.environments.prompts import PromptSet
 from roadstead.environments.protocol import Observation, Row
 from roadstead.environments.single_turn import SingleTurn
 from roadstead.environments.tools import Tool, ToolUse
-from roadstead.inference.engine import BadRequest, EngineDown, EngineInfo, GenerateRequest, Generation
+from roadstead.inference.engine import (
+    BadRequest,
+    EngineDown,
+    EngineInfo,
+    GenerateRequest,
+    Generation,
+    GenerationAborted,
+    OnPartial,
+    Partial,
+)
 from roadstead.staleness import VersionSpan, check_cover, spans_of_tokens, versions_of_spans
 from roadstead.storage import groups
 from roadstead.storage.keys import RunKeys
@@ -41,7 +54,7 @@ class FakeEngine:
         self.requests: list[GenerateRequest] = []
         self.cancelled = 0
 
-    async def generate(self, req: GenerateRequest) -> Generation:
+    async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
         self.requests.append(req)
         if self.failure and "-m1-" in req.request_id:
             raise self.failure
@@ -61,14 +74,22 @@ class FakeEngine:
         return EngineInfo("engine-0", "vllm test", 128)
 
 
-class FakeWatcher:
-    stage = "idle"
+class FakeFleet:
+    stage = "engine-0: idle"
 
-    def __init__(self) -> None:
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
         self.asked: list[int] = []
+        self.in_flight = 0
 
-    async def at_least(self, version: int, timeout_s: float) -> None:
+    @contextlib.asynccontextmanager
+    async def lease(self, version: int, timeout_s: float) -> AsyncIterator[FakeEngine]:
         self.asked.append(version)
+        self.in_flight += 1
+        try:
+            yield self.engine
+        finally:
+            self.in_flight -= 1
 
 
 class FakeCodec:
@@ -79,7 +100,7 @@ class FakeCodec:
         return "4a2"
 
 
-def make(store: MemoryStore, engine: FakeEngine, watcher: FakeWatcher | None = None) -> RolloutGroup:
+def make(store: MemoryStore, engine: FakeEngine, fleet: FakeFleet | None = None) -> RolloutGroup:
     config = parse(
         {
             "name": "r",
@@ -94,8 +115,7 @@ def make(store: MemoryStore, engine: FakeEngine, watcher: FakeWatcher | None = N
         config=config,
         store=store,
         keys=KEYS,
-        engine=engine,  # type: ignore[arg-type]
-        watcher=watcher or FakeWatcher(),  # type: ignore[arg-type]
+        fleet=fleet or FakeFleet(engine),  # type: ignore[arg-type]
         prompts=PromptSet([{"prompt": f"{i}+1="} for i in range(8)], "test"),
         environment=SingleTurn.of(DigitsEnvironment()),
         codec=FakeCodec(),  # type: ignore[arg-type]
@@ -107,9 +127,10 @@ async def run(rollout: RolloutGroup, order: GroupOrder = ORDER) -> Any:
 
 
 async def test_what_is_staged_is_what_the_engine_said() -> None:
-    store, watcher = MemoryStore(), FakeWatcher()
-    report = await run(make(store, FakeEngine(), watcher))
-    assert watcher.asked == [3], "generation waits for the version the group was admitted under"
+    store, fleet = MemoryStore(), FakeFleet(FakeEngine())
+    report = await run(make(store, fleet.engine, fleet))
+    assert fleet.asked == [3], "generation waits for an engine with the version the group was admitted under"
+    assert fleet.in_flight == 0, "and gives it back"
     assert (report.oldest_version, report.newest_version, report.tokens, report.trajectories) == (3, 4, 9, 3)
     rows = groups.read(store, KEYS, "g00000005", 1, report.digest).to_pylist()
     assert [row["member"] for row in rows] == [0, 1, 2]
@@ -156,7 +177,7 @@ class ScriptedEngine(FakeEngine):
         super().__init__()
         self.script, self.by_member = list(script), by_member or {}
 
-    async def generate(self, req: GenerateRequest) -> Generation:
+    async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
         self.requests.append(req)
         _, member, _, turn = req.request_id.split("-")
         await asyncio.sleep(0)
@@ -185,19 +206,27 @@ class LetterCodec:
 
 
 def multi(engine: FakeEngine, environment: Any, store: MemoryStore | None = None, **changes: Any) -> RolloutGroup:
-    data = {"prompts": "p.jsonl", "rewards": changes.pop("rewards", [])}
+    data, codec = {"prompts": "p.jsonl", "rewards": changes.pop("rewards", [])}, changes.pop("codec", LetterCodec())
+    filters = changes.pop("filters", {})
     rollout = {"group_size": 3, "max_tokens": 40, "environment_timeout_s": 0.2, **changes}
     return RolloutGroup(
         config=parse(
-            {"name": "r", "model": {"path": "m"}, "data": data, "training": {"steps": 1}, "rollout": rollout}, "test"
+            {
+                "name": "r",
+                "model": {"path": "m"},
+                "data": data,
+                "training": {"steps": 1},
+                "rollout": rollout,
+                "filters": filters,
+            },
+            "test",
         ),
         store=store or MemoryStore(),
         keys=KEYS,
-        engine=engine,  # type: ignore[arg-type]
-        watcher=FakeWatcher(),  # type: ignore[arg-type]
+        fleet=FakeFleet(engine),  # type: ignore[arg-type]
         prompts=PromptSet([{"prompt": f"{i}+1="} for i in range(8)], "test"),
         environment=environment,
-        codec=LetterCodec(),  # type: ignore[arg-type]
+        codec=codec,
     )
 
 
@@ -301,8 +330,7 @@ async def test_a_tool_that_hangs_and_one_that_raises_are_observations() -> None:
             return "".join(names.get(t) or super(Codec, self).decode([t]) for t in token_ids)
 
     engine = ScriptedEngine(says(13), by_member={1: [says(11), says(12), says(13)]})
-    rollout = multi(engine, environment, max_tokens=200)
-    rollout._codec = Codec()  # type: ignore[assignment]
+    rollout = multi(engine, environment, max_tokens=200, codec=Codec())
     fine, bad, _ = await rows_of(rollout)
     assert "timeout: hangs: no answer in 0.05 s" in bad["response_text"]
     assert "error: breaks: OSError: the disk is full" in bad["response_text"]
@@ -374,13 +402,12 @@ async def test_members_that_begin_differently_are_refused() -> None:
 
 
 async def test_messages_are_recorded_as_json() -> None:
-    rollout = multi(ScriptedEngine(says(11)), Talker(begin=lambda count: [{"role": "user", "content": "é"}]))
-
     class Codec(LetterCodec):
         def encode(self, prompt: Any) -> tuple[int, ...]:
             return (1001,)
 
-    rollout._codec = Codec()  # type: ignore[assignment]
+    environment = Talker(begin=lambda count: [{"role": "user", "content": "é"}])
+    rollout = multi(ScriptedEngine(says(11)), environment, codec=Codec())
     (row, *_) = await rows_of(rollout)
     assert row["prompt_text"] == '[{"role": "user", "content": "é"}]' and row["prompt_token_ids"] == [1001]
 
@@ -402,7 +429,7 @@ async def test_lists_masks_turns_and_spans_agree_for_any_game_and_budget(
     turns: list[tuple[list[int], list[int], str]], max_tokens: int, max_turns: int
 ) -> None:
     class Engine(ScriptedEngine):
-        async def generate(self, req: GenerateRequest) -> Generation:
+        async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
             self.requests.append(req)
             ids, versions, _ = turns[int(req.request_id.rpartition("-t")[2])]
             ids = ids[: req.max_tokens]
@@ -465,3 +492,150 @@ async def test_the_loss_sees_the_models_tokens_of_a_multi_turn_batch_only() -> N
     loss, gradient = loss_and_gradient(0.0)
     assert loss_and_gradient(float("nan")) == (loss, gradient) == loss_and_gradient(50.0)
     assert [g != 0 for g in gradient] == micro.mask.tolist()
+
+
+# -- over-sampling, time-outs, updates in mid-turn, filters ------------------------------------------------------------
+
+
+class PacedEngine(FakeEngine):
+    """Member m takes seconds[m] for a turn, and streams a token each tenth of it."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.aborted: set[int] = set()
+
+    async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
+        self.requests.append(req)
+        member = int(req.request_id.split("-")[1][1:])
+        tokens = tuple(range(11, 21))
+        whole = Generation(tokens, (-0.5,) * 10, (VersionSpan(3, 0, 4), VersionSpan(4, 4, 10)), "stop")
+        try:
+            for n in range(1, 11):
+                await asyncio.sleep(self.seconds[member] / 10)
+                if on_partial is not None:
+                    spans = (VersionSpan(3, 0, n),) if n <= 4 else (VersionSpan(3, 0, 4), VersionSpan(4, 4, n))
+                    on_partial(Partial(tokens[:n], whole.logprobs[:n], spans))
+        except asyncio.CancelledError:
+            self.aborted.add(member)
+            raise
+        return whole
+
+
+ONE_TURN = SingleTurn("digits", lambda row, said: float(len(said.response)))
+
+
+async def test_the_first_members_to_finish_are_the_group_and_the_rest_is_aborted() -> None:
+    engine = PacedEngine(0.05, 60.0, 0.3, 0.05, 60.0)
+    store = MemoryStore()
+    rows = await rows_of(multi(engine, ONE_TURN, store, extra_members=2))
+    staged = groups.find(store, KEYS, "g00000005", 1)
+    assert staged is not None and staged.aborted_members == 2
+    assert [row["member"] for row in rows] == [0, 1, 2] and len(engine.requests) == 5
+    started = {request.seed: index for index, request in enumerate(engine.requests)}
+    assert [started[row["seed"]] for row in rows] == [0, 2, 3], "in the order they were started"
+    assert engine.aborted == {1, 4}
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+async def test_members_that_finish_at_once_are_never_more_than_the_group(extra: int) -> None:
+    rows = await rows_of(multi(ScriptedEngine(says(11)), ONE_TURN, extra_members=extra))
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize(("on_timeout", "kind"), [("retry", "GroupOverdue"), ("discard", "GroupDiscarded")])
+async def test_an_overdue_group_is_aborted_and_says_what_becomes_of_it(on_timeout: str, kind: str) -> None:
+    store, engine = MemoryStore(), PacedEngine(0.05, 60.0, 60.0)
+    with pytest.raises(ApplicationError, match=r"rollout.group_timeout_s 0\.3") as failure:
+        await run(multi(engine, ONE_TURN, store, group_timeout_s=0.3, on_timeout=on_timeout))
+    assert failure.value.type == kind and failure.value.non_retryable == (on_timeout == "discard")
+    assert engine.aborted == {1, 2} and store.objects == {}
+
+
+async def test_a_truncated_group_keeps_what_was_sampled_with_its_versions() -> None:
+    engine = PacedEngine(0.05, 6.0, 3.0)
+    fine, slow, slower = await rows_of(multi(engine, ONE_TURN, group_timeout_s=2.0, on_timeout="truncate"))
+    assert fine["finish_reason"] == "stop" and len(fine["response_token_ids"]) == 10
+    for row in (slow, slower):
+        n = len(row["response_token_ids"])
+        assert row["finish_reason"] == "timeout" and 0 < n < 10
+        assert row["response_token_ids"] == list(range(11, 11 + n)) and len(row["behavior_logprobs"]) == n
+        assert row["version_spans"][-1]["end"] == n and row["version_spans"][0]["version"] == 3
+        assert row["reward"] is not None, "it is judged as it is"
+    assert engine.aborted == {1, 2}
+
+
+async def test_a_group_without_a_token_cannot_be_truncated() -> None:
+    with pytest.raises(ApplicationError, match="on_timeout: truncate") as failure:
+        await run(multi(PacedEngine(0.05, 600.0, 600.0), ONE_TURN, group_timeout_s=0.3, on_timeout="truncate"))
+    assert failure.value.type == "GroupOverdue" and not failure.value.non_retryable
+
+
+async def test_a_trajectory_cut_off_between_turns_ends_with_the_model() -> None:
+    """The second turn brings no token in time: what the environment said last is not the end of a trajectory."""
+
+    class Stops(ScriptedEngine):
+        async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
+            if req.request_id.endswith("-t1"):
+                await asyncio.sleep(600)
+            return await super().generate(req, on_partial)
+
+    engine = Stops(says(11, 12))
+    for row in await rows_of(multi(engine, Talker("ab", None), group_timeout_s=0.5, on_timeout="truncate")):
+        assert row["response_token_ids"] == [11, 12] and row["finish_reason"] == "timeout"
+        assert [turn["role"] for turn in row["turns"]] == ["assistant"]
+
+
+async def test_a_turn_that_an_update_aborted_is_asked_again_as_it_was() -> None:
+    class Updating(ScriptedEngine):
+        def __init__(self) -> None:
+            super().__init__(says(11), says(12))
+            self.aborts = 0
+
+        async def generate(self, req: GenerateRequest, on_partial: OnPartial | None = None) -> Generation:
+            if "-m0-" in req.request_id and "-t1" in req.request_id and self.aborts < 2:
+                self.requests.append(req)
+                self.aborts += 1
+                raise GenerationAborted("version 4 came")
+            request = dataclasses.replace(req, request_id="-".join(req.request_id.split("-")[:4]))
+            return await super().generate(request, on_partial)
+
+    engine = Updating()
+    first, *_ = await rows_of(multi(engine, Talker("a", None)))
+    assert first["response_token_ids"] == [11, 1097, 12]
+    asked = [r for r in engine.requests if "-m0-" in r.request_id and "-t1" in r.request_id]
+    assert len(asked) == 3 and len({(r.prompt_token_ids, r.seed) for r in asked}) == 1
+
+
+async def test_kept_kv_is_recorded_by_token_and_null_without_it() -> None:
+    spans = tuple(spans_of_tokens((3, 4, 4)))
+    kept = Generation((11, 12, 2), (-0.1,) * 3, spans, "stop", kv_version_spans=(VersionSpan(4, 0, 3),))
+    engine = ScriptedEngine(says(13), by_member={1: [kept]})
+    rows = await rows_of(multi(engine, ONE_TURN))
+    assert [row["kv_version_spans"] for row in rows] == [None, [{"version": 4, "start": 0, "end": 3}], None]
+
+
+async def test_what_the_filters_say_is_staged_with_the_group_and_read_back_by_a_retry() -> None:
+    store = MemoryStore()
+    config = {"filters": {"zero_variance": True}}
+    constant = ScriptedEngine(says(11))
+    first = await run(multi(constant, ONE_TURN, store, **config))
+    assert (first.filtered, first.trainable, first.note) == ("zero_variance", False, "reward constant 4")
+    again = await run(multi(ScriptedEngine(says(11)), ONE_TURN, store))
+    assert again == first, "the verdict is the group's, not the retry's"
+    varied = ScriptedEngine(says(11), by_member={1: [says(11, 12)]})
+    fine = await run(multi(varied, ONE_TURN, **config))
+    assert (fine.filtered, fine.trainable, fine.note) == (None, True, None)
+
+
+async def test_a_constant_reward_without_a_filter_is_told_and_not_filtered() -> None:
+    report = await run(multi(ScriptedEngine(says(11)), ONE_TURN))
+    assert (report.filtered, report.trainable, report.note) == (None, False, "reward constant 4")
+
+
+async def test_a_group_whose_every_reward_failed_says_why() -> None:
+    def broken(row: Row, said: Any) -> float:
+        raise ConnectionError("the judge is down")
+
+    report = await run(multi(ScriptedEngine(says(11)), SingleTurn("judged", broken)))
+    assert not report.trainable and report.note == "no reward: reward: ConnectionError: the judge is down"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roadstead import config
-from roadstead.inference import launcher
+from roadstead.inference import chunk_stamps, cpu_build, launcher
 from roadstead.storage import weights
 from roadstead.storage.objects import StoreError
 
@@ -83,6 +85,23 @@ def test_environment_of_the_cuda_build() -> None:
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert not {"OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"} & set(environment)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_both_builds_stamp_every_chunk_before_they_serve(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    done: list[str] = []
+    vllm = types.ModuleType("vllm.entrypoints.cli.main")
+    vllm.main = lambda: done.append("serve")  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.entrypoints", "vllm.entrypoints.cli"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, vllm.__name__, vllm)
+    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
+    monkeypatch.setattr(cpu_build, "adjust", lambda: done.append("adjust"))
+    monkeypatch.setattr(chunk_stamps, "stamp_every_chunk", lambda: done.append("stamp"))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", [])
+    launcher.serve(run(device=device), Path("m"), 1)
+    assert done == (["adjust"] if device == "cpu" else []) + ["stamp", "serve"]
 
 
 class Store:

@@ -49,7 +49,7 @@ async def core() -> AsyncIterator[Core]:
 
 def engine(folder: Path, port: int, update_timeout_s: float = 20.0) -> ProcessSpec:
     config = tiny.config(folder, "x", engine={"port": port, "max_model_len": 128, "update_timeout_s": update_timeout_s})
-    return roles.engine_and_trainer(config, folder / "c.yaml", folder, folder)[0]
+    return roles.engines_and_trainer(config, folder / "c.yaml", folder, folder)[0]
 
 
 def alive(spec: ProcessSpec) -> Probe:

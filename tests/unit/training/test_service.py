@@ -72,8 +72,8 @@ class MemoryStore(ObjectStore):
 class Outcome:
     """Looks like the trainer's StepOutcome, which needs torch to import."""
 
-    def __init__(self, digest: str) -> None:
-        self.metrics, self.digest, self.rows = METRICS, digest, list[dict[str, Any]]()
+    def __init__(self, digest: str, metrics: TrainMetrics) -> None:
+        self.metrics, self.digest, self.rows = metrics, digest, list[dict[str, Any]]()
 
 
 class FakeGroup:
@@ -81,7 +81,9 @@ class FakeGroup:
         self.trained: list[tuple[int, bool]] = []
         """(step, replayed)"""
         self.digest = "w{step}"
+        self.metrics = METRICS
         self.rates: list[float] = []
+        self.always_step: list[bool] = []
         self.go = threading.Event()
         self.go.set()
 
@@ -93,11 +95,12 @@ class FakeGroup:
             return None
         step = BatchCommit.model_validate_json(operation["commit"]).step
         self.rates.append(TrainingSection.model_validate_json(operation["training"]).learning_rate)
+        self.always_step.append(operation["always_step"])
         self.trained.append((step, folder is None))
         if folder is not None:
             Path(folder).mkdir()
             (Path(folder) / "model.safetensors").write_text(f"weights {step}")
-        return Outcome(self.digest.format(step=step))
+        return Outcome(self.digest.format(step=step), self.metrics)
 
     def quit(self) -> None:
         raise AssertionError("nobody asked")
@@ -274,3 +277,15 @@ def test_failure_after_the_weights_moved_stops_the_process(world: World) -> None
         world.train(0, digest)
     assert [str(error) for error in world.stopped]
     assert train_rows.find(world.store, KEYS, 0, digest) is None
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_replay_steps_without_a_gradient_if_the_release_of_then_did(tmp_path: Path, old: bool) -> None:
+    first = World(tmp_path, "cpu", 0)
+    first.group.metrics = METRICS if old else METRICS.model_copy(update={"trainable_rows": 1})
+    digests = [first.commit(step) for step in range(2)]
+    first.train(0, digests[0])
+    second = World(tmp_path, "cpu", 0)
+    second.store.objects = first.store.objects
+    second.train(1, digests[1])
+    assert (first.group.always_step, second.group.always_step) == ([False], [old, False])

@@ -28,7 +28,7 @@ from roadstead.workers import host
 
 host._HARD_S, host._PULSE_S = {hard_s}, 0.2
 
-async def connect(address, namespace):
+async def connect(address, namespace, **_):
     return None
 
 host.connect = connect
@@ -39,7 +39,7 @@ host.main("rollout", make)
 """
 
 QUIET = """
-async def make(config, client, folder):
+async def make(config, client, folder, metrics):
     return [], []
 """
 CLEAN_UP_SLEEPS = """
@@ -50,16 +50,18 @@ async def forever():
         await asyncio.sleep(3600)
 
 class Worker:
+    def config(self):
+        return {}
     async def __aenter__(self):
         return self
     async def __aexit__(self, *_):
         await forever()
 
-async def make(config, client, folder):
+async def make(config, client, folder, metrics):
     return [Worker()], [forever()]
 """
 THREAD_BLOCKS = """
-async def make(config, client, folder):
+async def make(config, client, folder, metrics):
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
     return [], []
 """
@@ -68,16 +70,18 @@ async def block():
     await asyncio.sleep(0.5)
     time.sleep(3600)
 
-async def make(config, client, folder):
+async def make(config, client, folder, metrics):
     return [], [block()]
 """
 START_BLOCKS = """
-async def make(config, client, folder):
+async def make(config, client, folder, metrics):
     print("up", flush=True)
     await asyncio.sleep(3600)
 """
 COMPANION_FAILS = """
 class Worker:
+    def config(self):
+        return {}
     async def __aenter__(self):
         return self
     async def __aexit__(self, *_):
@@ -87,7 +91,7 @@ async def fail():
     await asyncio.sleep(0.3)
     raise RuntimeError("the watcher is broken")
 
-async def make(config, client, folder):
+async def make(config, client, folder, metrics):
     return [Worker()], [fail()]
 """
 

@@ -11,6 +11,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from roadstead.workers.orchestrator import runner
+from roadstead.workflows.evaluation import Evaluation
 from roadstead.workflows.training_run import TrainingRun
 from roadstead.workflows.training_step import TrainingStep
 
@@ -24,7 +25,9 @@ def load(file: Path) -> WorkflowHistory:
 
 def replayer() -> Replayer:
     return Replayer(
-        workflows=[TrainingRun, TrainingStep], workflow_runner=runner(), data_converter=pydantic_data_converter
+        workflows=[TrainingRun, TrainingStep, Evaluation],
+        workflow_runner=runner(),
+        data_converter=pydantic_data_converter,
     )
 
 

@@ -34,10 +34,13 @@ class Drift:
     name = "logprob-drift"
 
     def look(self, evidence: Evidence) -> Iterator[Finding]:
+        rows = evidence.rows
         spans = evidence.spans
+        # What no engine of the run sampled has another policy's logprobs, and says nothing about an engine.
+        spans = spans[spans["row"].isin(rows.index[rows["from_live_policy"]])] if len(rows) else spans
         if spans.empty:
             return
-        rows = evidence.rows.assign(excess=_excess(spans))
+        rows = rows.assign(excess=_excess(spans))
         rows = rows[rows["excess"].notna()]
         lowest = spans["lag"].min()
         at_lowest = spans[spans["lag"] == lowest].set_index("row")["gap"]

@@ -25,6 +25,7 @@ class Duplicates:
         rows = evidence.rows
         if rows.empty:
             return
+        rows = rows[rows["from_live_policy"]]  # a prompt that brings trajectories brings them in every epoch
         # The same trajectory in two steps is another check's finding.
         own = rows.drop_duplicates(["group_id", "member"])
         pairs = max(1.0, len(own) * (len(own) - 1) / 2)

@@ -29,9 +29,9 @@ class Importance:
             return
         with np.errstate(divide="ignore", invalid="ignore"):
             rows = rows.assign(log=np.log(rows["importance_mean"].astype(float)))
-        rows = rows[np.isfinite(rows["log"]) & (rows["loss_tokens"] > 0)]
-        live = rows[rows["from_live_policy"]]
-        by_age = live.groupby("staleness")["capped_share"].agg(["mean", "size"])
+        # Rows that the running policy did not make are far from it for a good reason, and have no age.
+        rows = rows[np.isfinite(rows["log"]) & (rows["loss_tokens"] > 0) & rows["from_live_policy"]]
+        by_age = rows.groupby("staleness")["capped_share"].agg(["mean", "size"])
         by_age = by_age[by_age["size"] >= _LEAST_ROWS]
         if len(by_age) > 1:
             fresh = float(by_age["mean"].iloc[0])
@@ -45,7 +45,7 @@ class Importance:
                     f"rows of staleness {worst} have {share:.0%} of their importance weights capped",
                     f"{fresh:.1%} at staleness {by_age.index[0]}: the policy moves too far in {worst} updates for "
                     "this bound. Lower max_staleness or the learning rate",
-                    live[live["staleness"] == worst].sort_values("capped_share", ascending=False),
+                    rows[rows["staleness"] == worst].sort_values("capped_share", ascending=False),
                 )
         if len(rows) < _LEAST_ROWS:
             return

@@ -30,6 +30,7 @@ class Lengths:
         rows = evidence.rows
         if rows.empty:
             return
+        rows = rows[rows["from_live_policy"]]  # trajectories from elsewhere are as long as they are
         rows = rows.assign(
             cut=(rows["finish_reason"] == "length").astype(float), long=np.log(rows["tokens"].clip(lower=1))
         )

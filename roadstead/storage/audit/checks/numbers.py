@@ -45,7 +45,7 @@ class NotNumbers:
                 skipped = [
                     e.step
                     for e in evidence.steps
-                    if e.record and not e.record.metrics.applied and e.step in set(found["step"])
+                    if e.record and e.record.metrics.not_finite and e.step in set(found["step"])
                 ]
                 yield evidence.finding(
                     self.name,
@@ -63,7 +63,7 @@ class NotNumbers:
                 )
         whole = {e.step for e in evidence.steps} - {int(s) for s in rows[blamed]["step"]}
         for e in evidence.steps:
-            if e.step in whole and e.record and not e.record.metrics.applied:
+            if e.step in whole and e.record and e.record.metrics.not_finite:
                 yield evidence.finding(
                     self.name,
                     "critical",
