@@ -55,6 +55,9 @@ class RolloutGroup:
     ) -> None:
         self._config, self._store, self._keys = config, store, keys
         self._fleet, self._prompts = fleet, prompts
+        limits = config.rollout
+        # Without partial rollouts an update waits for the turns in flight, which may take a group's whole time.
+        self._engine_wait_s = _ENGINE_WAIT_S + (0.0 if limits.partial_rollout else limits.group_timeout_s)
         self._players = Players(environment, codec, load_rewards(config.data.rewards), config.rollout)
         self._filters = Filters(config.filters, config.rollout.environment_timeout_s)
 
@@ -80,7 +83,7 @@ class RolloutGroup:
         try:
             async with (
                 asyncio.timeout_at(None if truncate else due),
-                self._fleet.lease(order.version, _ENGINE_WAIT_S) as engine,
+                self._fleet.lease(order.version, self._engine_wait_s) as engine,
             ):
                 return await self._generate(engine, order, row, due if truncate else None)
         except (TimeoutError, NothingGenerated) as error:

@@ -50,7 +50,7 @@ class Trajectory:
 
     def append_model(self, generation: Generation | Partial) -> None:
         start = len(self.token_ids)
-        kv = generation.kv_version_spans if isinstance(generation, Generation) else None
+        kv = generation.kv_version_spans
         if kv is not None or self.kv_spans is not None:
             before = self.spans if self.kv_spans is None else self.kv_spans
             self.kv_spans = merge_spans([*before, *shift_spans(kv or generation.version_spans, start)])

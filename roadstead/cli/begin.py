@@ -37,8 +37,8 @@ from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
 from roadstead.storage.recovery import Recovered, recover
 from roadstead.storage.runs import AttemptRecord, CarriedGroup, RunRecord
-from roadstead.workers.tracking import check_installed
 from roadstead.workers.local import engines
+from roadstead.workers.tracking import check_installed
 from roadstead.workflows import search
 from roadstead.workflows.messages import (
     RUN_WORKFLOW,

@@ -171,5 +171,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise UpdateFailed(f"{folder / 'manifest.json'}: {error}; download the version again") from error
+        raise UpdateFailed(
+            f"{folder / 'manifest.json'}: {error}; download the version again, or show "
+            "this folder to the machine of the engine under the same path"
+        ) from error
     return manifest

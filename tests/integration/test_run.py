@@ -114,16 +114,18 @@ def test_status_and_batch_commands_answer_in_json(workplace: Workplace, finished
 def test_every_process_was_scraped_and_every_metric_had_a_value(finished: str, scraper: Scraper) -> None:
     roles = {"orchestrator", "ledger", "rollout", "train"}
     engines = {name for name in scraper.files if name.startswith("vllm-")}
-    assert scraper.files == roles | {f"{role}-temporal" for role in roles} | engines and len(engines) == 1
+    servers = {"temporal-server"}
+    assert scraper.files == roles | {f"{role}-temporal" for role in roles} | servers | engines and len(engines) == 1
     assert list(scraper.folder.iterdir()) == [], "whoever ends in order takes its target along"
     labels = [scrapes[-1].labels for scrapes in scraper.scrapes.values()]
     assert {(found["job"], found["role"]) for found in labels} == {
         *(("roadstead", role) for role in roles),
-        *(("temporal", role) for role in roles),
+        *(("temporal", role) for role in roles | servers),
         ("vllm", "engine"),
     }
     assert {found["run"] for found in labels} == {finished}
     assert "temporal_activity_execution_latency_seconds_count" in scraper.scrapes["train-temporal"][-1].names()
+    assert "service_requests" in scraper.scrapes["temporal-server"][-1].names()
     assert "vllm:generation_tokens_total" in scraper.scrapes[engines.pop()][-1].names()
     for role in roles:
         seen = {name for scrape in scraper.scrapes[role] for name in scrape.names()}
