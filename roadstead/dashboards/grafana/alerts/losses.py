@@ -13,9 +13,10 @@ ALERTS: tuple[Alert, ...] = (
         happened(c.STEPS_SKIPPED),
         "0s",
         ("run",),
-        "{{ $labels.run }}: a step was not applied, its gradient is not finite",
-        "The weights did not move. `roadstead audit {{ $labels.run }}` names the rows; `roadstead replay` finds the "
-        "first of them. If it repeats, lower training.learning_rate or fix the reward.",
+        "{{ $labels.run }}: a step did not move the weights",
+        "Its gradient is not finite, or nothing in its batch had one (then RoadsteadEmptyBatches fires too). "
+        "`roadstead audit {{ $labels.run }}` names the step and its rows, `roadstead bisect` the smallest set of "
+        "them that does it. If it repeats, lower training.learning_rate or fix the reward.",
         trainer.BOARD,
         trainer.SKIPPED,
     ),

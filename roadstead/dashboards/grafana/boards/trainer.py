@@ -48,7 +48,8 @@ LAG = number(
 SKIPPED = number(
     "Steps not applied",
     PLAIN,
-    "Steps whose gradient was not finite: the weights did not move. Healthy: 0. Otherwise `roadstead audit RUN`.",
+    "Steps that did not move the weights: the gradient was not finite, or nothing had one. Healthy: 0. Otherwise "
+    "`roadstead audit RUN`.",
     Query(by("sum", RUN(c.STEPS_SKIPPED), "run"), "steps"),
     steps=(1.0, 5.0),
 )
