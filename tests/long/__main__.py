@@ -1,14 +1,16 @@
 """A long run on a real Temporal server: `make long [STEPS=10000]`. Histories and memory must stay flat.
 
-The workflows and the ledger's Updates are the real ones; generation and training take no time. Every hundredth of the
-run prints the events and bytes of the run's present history, the largest step history so far, and the memory of the
-worker. It fails when a history comes near Temporal's limits (51,200 events, 50 MB) or the memory grows.
+The workflows and the ledger's Updates are the real ones; generation and training take no time. `--filtered 0.5` takes
+half of all groups out, which must be refilled without a dead-lock. Every hundredth of the run prints the events and
+bytes of the run's present history, the largest step history so far, and the memory of the worker. It fails when a
+history comes near Temporal's limits (51,200 events, 50 MB) or the memory grows.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import resource
 import tempfile
 import time
@@ -21,7 +23,7 @@ from roadstead.infra import temporal_server
 from roadstead.infra.ports import LOOPBACK, remembered_ports
 from roadstead.infra.processes import Supervisor
 from roadstead.workers.host import connect
-from roadstead.workflows.messages import RunStatus, step_workflow_id
+from roadstead.workflows.messages import GroupOrder, RunStatus, step_workflow_id
 from tests.integration.test_workflows import plan, start, workers
 from tests.support.activities import World
 
@@ -46,9 +48,14 @@ def resident_mb() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-async def main(steps: int) -> None:
+async def main(steps: int, filtered: float) -> None:
     console = Console(highlight=False)
-    the_plan, world = plan(target_steps=steps, groups_per_batch=2, slots_per_buffer=2, max_staleness=1), World()
+
+    def reason(order: GroupOrder) -> str | None:
+        return "a coin" if random.Random(order.position).random() < filtered else None
+
+    the_plan = plan(target_steps=steps, groups_per_batch=2, slots_per_buffer=2, max_staleness=1, empty_batches=50)
+    world = World(filtered=reason)
     rows: list[tuple[int, int, int, int, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
@@ -59,7 +66,7 @@ async def main(steps: int) -> None:
             client = await connect(f"{LOOPBACK}:{ports['temporal']}", "default")
             async with workers(client, the_plan.run_id, world):
                 handle = await start(client, the_plan)
-                began, due = time.monotonic(), 0
+                began, due = time.monotonic(), 1
                 while world.version < steps:
                     await asyncio.sleep(0.2)
                     # What the activities keep for the checks of short runs would look like a leak here.
@@ -78,17 +85,21 @@ async def main(steps: int) -> None:
                 status: RunStatus = await handle.result()
         finally:
             await supervisor.stop()
-    assert status.trained == 2 * steps, status
+    assert status.trained == 2 * steps and status.admitted == status.trained + status.filtered, status
+    assert abs(status.filtered / status.admitted - filtered) < 0.1, status
     assert max(row[1] for row in rows) < _SHARE * _EVENTS and max(row[2] for row in rows) < _SHARE * _BYTES
     early, late = rows[min(9, len(rows) - 1)][4], rows[-1][4]
     assert late < _GROWTH * early, f"memory grew from {early:.0f} to {late:.0f} MB"
+    events, size = max(row[1] for row in rows), max(row[2] for row in rows) / 1024
     console.print(
-        f"flat: {steps} steps, at most {max(row[1] for row in rows)} events and "
-        f"{max(row[2] for row in rows) / 1024:.0f} KB in the run's history; memory {early:.0f} -> {late:.0f} MB"
+        f"flat: {steps} steps, {status.filtered} of {status.admitted} groups filtered; at most {events} events and "
+        f"{size:.0f} KB in the run's history; memory {early:.0f} -> {late:.0f} MB"
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.long", description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
-    asyncio.run(main(parser.parse_args().steps))
+    parser.add_argument("--filtered", type=float, default=0.0, help="share of groups that a filter takes out")
+    given = parser.parse_args()
+    asyncio.run(main(given.steps, given.filtered))
