@@ -23,6 +23,8 @@ _GONE_S = 300.0
 """A Temporal that is away for so long ends the view; its supervisor gives up on it earlier."""
 _QUIET_S = 60.0
 """A run that does nothing for so long says what it waits for."""
+_STUCK_S = 30.0
+"""A trainer that waits for so long for slow groups is told of."""
 _SQUARES = {"O": ("■", "green"), "R": ("▨", "yellow"), ".": ("□", "bright_black")}
 _STATE = {"ready": "bold green", "stuck": "bold yellow", "pending": "", "training": "bold magenta"}
 _BARS = "▁▂▃▄▅▆▇█"
@@ -157,11 +159,11 @@ def _numbers(status: RunStatus, pace: Pace, bound: int, letters: bool) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bright_black", min_width=11)
     table.add_column()
-    slots = max((len(buffer.slots) for buffer in status.window), default=0)
+    capacity = status.capacity or (bound + 1) * max((len(buffer.slots) for buffer in status.window), default=0)
     under_way = status.in_flight + status.waiting
     table.add_row(
         "  under way",
-        f"{under_way} of {(bound + 1) * slots} = (S + 1) x B groups: {status.in_flight} in flight, "
+        f"{under_way} of {capacity} = (S + 1) x B groups: {status.in_flight} in flight, "
         f"{status.waiting} finished and waiting",
     )
     ends = {
@@ -182,7 +184,22 @@ def _numbers(status: RunStatus, pace: Pace, bound: int, letters: bool) -> Table:
         line = "" if letters else f"  {_sparkline(rewards)}"
         mean = "-" if last.mean_reward is None else f"{last.mean_reward:.3f}"
         table.add_row("  reward", f"{mean} at step {last.step}{line}")
+    for warning in _warnings(status):
+        table.add_row(Text("  look at", style="yellow"), warning)
+    if status.evaluating:
+        table.add_row("  evaluating", "version " + ", ".join(map(str, status.evaluating)))
     return table
+
+
+def _warnings(status: RunStatus) -> list[str]:
+    """What may stop the run, before it does."""
+    found = []
+    if status.stuck_since is not None and (stuck_s := time.time() - status.stuck_since / 1e6) > _STUCK_S:
+        found.append(f"the trainer has waited {duration(stuck_s)} for the unfinished groups of buffer {status.version}")
+    batch = max((len(buffer.slots) for buffer in status.window), default=0)
+    if status.empty_groups >= max(1, batch):
+        found.append(f"{status.empty_groups} groups in a row with nothing to learn from; `roadstead groups`")
+    return found
 
 
 def _pace(status: RunStatus, pace: Pace) -> str:

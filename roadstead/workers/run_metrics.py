@@ -90,8 +90,9 @@ class RunNumbers:
 
     def _time(self, status: RunStatus, elapsed_s: float) -> None:
         metrics = self._metrics
-        metrics.set(catalogue.STUCK_NOW, status.stuck_s or 0.0)
-        metrics.add(catalogue.STUCK, min(elapsed_s, status.stuck_s or 0.0))
+        stuck_s = 0.0 if status.stuck_since is None else max(0.0, time.time() - status.stuck_since / 1e6)
+        metrics.set(catalogue.STUCK_NOW, stuck_s)
+        metrics.add(catalogue.STUCK, min(elapsed_s, stuck_s))
         if status.training is not None and any(buffer.state == "ready" for buffer in status.window):
             metrics.add(catalogue.PARKED, elapsed_s)
         if status.phase == "running" and status.in_flight == 0:

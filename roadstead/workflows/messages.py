@@ -268,8 +268,8 @@ class RunStatus(Message):
     """Finished groups in a row that hold nothing to learn from."""
     evaluating: tuple[int, ...] = ()
     """Versions whose evaluation is under way."""
-    stuck_s: float | None = None
-    """How long the trainer has waited for a buffer that no group can be admitted to; None when it does not."""
+    stuck_since: int | None = None
+    """When the trainer began to wait for a buffer that no group can be admitted to; None when it does not."""
     admissions: tuple[tuple[int, int], ...] = ()
     """(policy version, groups admitted under it), the last few versions."""
     capacity: int = 0

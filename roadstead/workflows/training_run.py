@@ -619,7 +619,8 @@ class TrainingRun:
             empty_batches=counts.get("empty_batches", 0),
             empty_groups=self._empty.count,
             evaluating=tuple(self._open_evaluations),
-            stuck_s=None if self._stuck_since is None else (workflow.now() - self._stuck_since).total_seconds(),
+            # A moment, not a duration: between two workflow tasks the workflow's clock stands still.
+            stuck_since=None if self._stuck_since is None else _microseconds(self._stuck_since),
             admissions=tuple(self._admitted_under.items()),
             capacity=(self._plan.max_staleness + 1) * self._plan.slots_per_buffer,
             max_staleness=counts.get("max_staleness", 0),
@@ -635,5 +636,6 @@ class TrainingRun:
         )
 
 
-def _microseconds() -> int:
-    return int(workflow.now().timestamp() * 1_000_000)
+def _microseconds(moment: datetime | None = None) -> int:
+    """UTC, since the epoch. moment: now, by default."""
+    return int((moment or workflow.now()).timestamp() * 1_000_000)

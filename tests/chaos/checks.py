@@ -11,8 +11,10 @@ at and holds:
     bound       for every token, by the engine's own spans: 0 <= step - version <= S; nothing admitted above its tokens
     digests     weights_in(0) is the model's, weights_out(b) is weights_in(b + 1) and manifest b + 1; files' sha256
     ends        every position below the cursor in exactly one terminal state, trained ones in exactly one batch
-    prompts     every whole epoch serves every prompt of the dataset once
+    prompts     a position has one prompt in every attempt; every whole epoch serves every prompt of the dataset once
     attempts    numbered without a hole, their tokens differ, no batch by an older attempt after a newer one's
+
+and, of what a run may do besides, `checks_groups` (filters, over-sampling, dead letters) and `checks_evaluations`.
 """
 
 from __future__ import annotations
@@ -20,73 +22,35 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-import json
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from roadstead.storage.digest import table_digest
+from tests.chaos.checks_evaluations import check_evaluations
+from tests.chaos.checks_groups import End, Staged, check_dead_letters, check_filters, staged_groups
+from tests.chaos.verdict import Reader, Verdict, read_json, relative
 
 TERMINAL = {"trained", "filtered", "discarded", "expired", "dead-lettered"}
-
-
-class Reader(Protocol):
-    """One run's objects; keys are relative to the run."""
-
-    def get(self, key: str) -> bytes: ...
-
-    def list(self, prefix: str) -> list[str]: ...
-
-
-@dataclass
-class Verdict:
-    violations: list[str] = field(default_factory=list)
-    attempts: int = 0
-    batches: int = 0
-    groups: int = 0
-    """In a terminal state."""
-    terminal: dict[str, int] = field(default_factory=dict)
-    max_staleness: int = 0
-    trained_tokens: int = 0
-    staged_tokens: int = 0
-    """Of all staged groups, trained or not."""
-    reserved: list[float] = field(default_factory=list)
-    """Unix seconds at which each group on record was admitted."""
-
-    def wrong(self, text: str) -> None:
-        self.violations.append(text)
-
-
-class S3Reader:
-    def __init__(self, client: Any, bucket: str, root: str) -> None:
-        self._client, self._bucket, self._root = client, bucket, root
-
-    def get(self, key: str) -> bytes:
-        body: bytes = self._client.get_object(Bucket=self._bucket, Key=f"{self._root}/{key}")["Body"].read()
-        return body
-
-    def list(self, prefix: str) -> list[str]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=f"{self._root}/{prefix}"
-        )
-        return sorted(x["Key"].removeprefix(f"{self._root}/") for page in pages for x in page.get("Contents", []))
 
 
 def check(run: Reader, *, dataset: list[str]) -> Verdict:
     """dataset: the prompt ids, one a line of the file."""
     verdict = Verdict()
-    record = _json(run, "run.json")
+    record = read_json(run, "run.json")
     config = record["config"]
     bound, target = config["staleness"]["max_staleness"], config["training"]["steps"]
-    staged = _staged(run, verdict)
+    staged = staged_groups(run, verdict, config)
     steps = _steps(run, verdict, target)
     trained = _batches(run, verdict, steps, config, bound, staged)
     _weights(run, verdict, steps, record["model_digest"])
     attempts = _attempts(run, verdict)
-    _ends(run, verdict, steps, attempts, trained)
-    _prompts(verdict, trained, dataset)
+    ends = _ends(run, verdict, steps, attempts, trained)
+    check_filters(verdict, config, staged, ends)
+    letters = check_dead_letters(run, verdict, ends)
+    _prompts(verdict, staged, letters, dataset)
+    check_evaluations(run, verdict, config, steps, staged)
     return verdict
 
 
@@ -95,24 +59,11 @@ def _steps(run: Reader, verdict: Verdict, target: int) -> list[dict[str, Any]]:
     wanted = [f"steps/step={step:08d}.json" for step in range(target)]
     if keys != wanted:
         verdict.wrong(f"steps/: {len(keys)} records {keys[:3]}..., expected {target}: steps 0 to {target - 1}")
-    records = [_json(run, key) for key in keys]
+    records = [read_json(run, key) for key in keys]
     for key, record in zip(keys, records, strict=True):
         if key != f"steps/step={record['step']:08d}.json":
             verdict.wrong(f"{key}: says step {record['step']}")
     return records
-
-
-def _staged(run: Reader, verdict: Verdict) -> dict[str, list[dict[str, Any]]]:
-    """Rows of every staged group by key."""
-    found = {}
-    for key in run.list("groups/"):
-        rows = found[key] = pq.read_table(io.BytesIO(run.get(key))).to_pylist()
-        verdict.staged_tokens += sum(len(row["response_token_ids"]) for row in rows)
-        verdict.reserved += [rows[0]["reserved_at"].timestamp()]
-        name = f"groups/{rows[0]['group_id']}-a{rows[0]['attempt']}.parquet"
-        if key != name:
-            verdict.wrong(f"{key}: holds {name}")
-    return found
 
 
 def _batches(
@@ -121,7 +72,7 @@ def _batches(
     steps: list[dict[str, Any]],
     config: dict[str, Any],
     bound: int,
-    staged: dict[str, list[dict[str, Any]]],
+    staged: dict[str, Staged],
 ) -> dict[str, tuple[int, str]]:
     """Group id to (step, prompt id) of everything trained."""
     size, members = config["staleness"]["groups_per_batch"], config["rollout"]["group_size"]
@@ -132,8 +83,8 @@ def _batches(
     trained: dict[str, tuple[int, str]] = {}
     last_attempt = 0
     for key, record in zip(commits, steps, strict=False):
-        commit, step = _json(run, key), record["step"]
-        body = run.get(_relative(commit["data"]["key"]))
+        commit, step = read_json(run, key), record["step"]
+        body = run.get(relative(commit["data"]["key"]))
         if hashlib.sha256(body).hexdigest() != commit["data"]["sha256"]:
             verdict.wrong(f"{commit['data']['key']}: its sha256 is not the one in {key}")
         table = pq.read_table(io.BytesIO(body))
@@ -159,7 +110,8 @@ def _batches(
             trained[name] = (step, mine[0]["prompt_id"])
             source = f"groups/{name}-a{group['attempt']}.parquet"
             kept = ("member", "response_token_ids", "behavior_logprobs", "version_spans", "reward", "seed")
-            if [{k: r[k] for k in kept} for r in staged.get(source, [])] != [{k: r[k] for k in kept} for r in mine]:
+            before = staged[source].rows if source in staged else []
+            if [{k: r[k] for k in kept} for r in before] != [{k: r[k] for k in kept} for r in mine]:
                 verdict.wrong(f"{key}: {name} differs from what was staged as {source}")
             for row in mine:
                 _row(verdict, f"{key}: {name} member {row['member']}", row, step, bound)
@@ -189,7 +141,7 @@ def _row(verdict: Verdict, where: str, row: dict[str, Any], step: int, bound: in
 
 
 def _weights(run: Reader, verdict: Verdict, steps: list[dict[str, Any]], model: str) -> None:
-    before = _json(run, "weights/v=00000000/manifest.json")["digest"]
+    before = read_json(run, "weights/v=00000000/manifest.json")["digest"]
     if before != model:
         verdict.wrong(f"weights/v=00000000/manifest.json: digest {before}, run.json has {model}")
     seen = {before}
@@ -198,12 +150,12 @@ def _weights(run: Reader, verdict: Verdict, steps: list[dict[str, Any]], model: 
         if record["weights_in"] != before:
             verdict.wrong(f"{where}: trained on top of {record['weights_in']}, version {record['step']} is {before}")
         key = f"weights/v={record['step'] + 1:08d}/manifest.json"
-        manifest = _json(run, key)
+        manifest = read_json(run, key)
         told = (manifest["digest"], manifest["parent_digest"], manifest["batch_digest"])
         if told != (record["weights_out"], before, record["batch_digest"]):
             verdict.wrong(f"{key}: {told} does not follow from {where}")
         for file in manifest["files"]:
-            if hashlib.sha256(run.get(_relative(file["key"]))).hexdigest() != file["sha256"]:
+            if hashlib.sha256(run.get(relative(file["key"]))).hexdigest() != file["sha256"]:
                 verdict.wrong(f"{file['key']}: its sha256 is not the one in {key}")
         before = record["weights_out"]
         if before in seen and record["metrics"]["applied"]:
@@ -215,7 +167,7 @@ def _attempts(run: Reader, verdict: Verdict) -> list[dict[str, Any]]:
     keys = [key for key in run.list("attempts/") if key.endswith(".json") and not key.endswith("-end.json")]
     if keys != [f"attempts/{number:06d}.json" for number in range(1, len(keys) + 1)] or not keys:
         verdict.wrong(f"attempts/: {keys}")
-    records = [_json(run, key) for key in keys]
+    records = [read_json(run, key) for key in keys]
     tokens = [record["fencing_token"] for record in records]
     if len(set(tokens)) != len(tokens):
         verdict.wrong("attempts/: two attempts share a fencing token")
@@ -232,21 +184,24 @@ def _ends(
     steps: list[dict[str, Any]],
     attempts: list[dict[str, Any]],
     trained: dict[str, tuple[int, str]],
-) -> None:
-    sources = [(f"step {record['step']}", record["terminal"]) for record in steps]
-    sources += [(f"attempt {record['attempt']}", record.get("terminal") or {}) for record in attempts]
+) -> dict[str, End]:
+    sources = [(f"step {record['step']}", record["attempt"], record["terminal"]) for record in steps]
+    for record in attempts:
+        sources.append((f"attempt {record['attempt']}", record["attempt"], record.get("terminal") or {}))
     for key in run.list("attempts/"):
         if key.endswith("-end.json"):
-            sources.append((key, _json(run, key).get("terminal") or {}))
-    ends: dict[str, tuple[str, str]] = {}
-    for where, terminal in sources:
+            sources.append((key, int(key[len("attempts/") : -len("-end.json")]), read_json(run, key)["terminal"]))
+    ends: dict[str, End] = {}
+    for where, attempt, terminal in sources:
         for group, state in terminal.items():
             if state not in TERMINAL:
                 verdict.wrong(f"{where}: {group} ends as {state!r}")
             if group in ends:
-                verdict.wrong(f"{group} ends twice: as {ends[group][1]} in {ends[group][0]}, as {state} in {where}")
-            ends[group] = (where, state)
-    told = {group for group, (_, state) in ends.items() if state == "trained"}
+                verdict.wrong(
+                    f"{group} ends twice: as {ends[group].state} in {ends[group].where}, as {state} in {where}"
+                )
+            ends[group] = End(state, attempt, where)
+    told = {group for group, end in ends.items() if end.state == "trained"}
     if told != set(trained):
         verdict.wrong(f"recorded as trained and not in a batch, or the other way: {sorted(told ^ set(trained))}")
     cursor = steps[-1]["cursor"] if steps else 0
@@ -256,29 +211,27 @@ def _ends(
     if strange := sorted(set(ends) - served):
         verdict.wrong(f"{len(strange)} groups at or past the cursor {cursor} have one: {strange[:8]}")
     verdict.groups = len(ends)
-    verdict.terminal = dict(Counter(state for _, state in ends.values()))
+    verdict.terminal = dict(Counter(end.state for end in ends.values()))
+    return ends
 
 
-def _prompts(verdict: Verdict, trained: dict[str, tuple[int, str]], dataset: list[str]) -> None:
-    """Positions run through the dataset in some order, epoch by epoch."""
+def _prompts(verdict: Verdict, staged: dict[str, Staged], letters: dict[str, str], dataset: list[str]) -> None:
+    """Positions run through the dataset in some order, epoch by epoch, whatever becomes of their groups.
+
+    letters: prompt id by group, of dead letters.
+    """
+    served: dict[str, str] = {}
+    for group, prompt in [*((s.group, s.rows[0]["prompt_id"]) for s in staged.values()), *letters.items()]:
+        if served.setdefault(group, prompt) != prompt:
+            verdict.wrong(f"{group} has two prompts: {served[group]} and {prompt}")
     epochs: dict[int, list[str]] = {}
-    for group, (_, prompt) in trained.items():
+    for group, prompt in served.items():
         epochs.setdefault(int(group[1:]) // len(dataset), []).append(prompt)
     for epoch, prompts in sorted(epochs.items()):
         twice = [prompt for prompt, count in Counter(prompts).items() if count > 1]
         if twice:
-            verdict.wrong(f"epoch {epoch}: prompts trained twice: {sorted(twice)}")
+            verdict.wrong(f"epoch {epoch}: prompts served twice: {sorted(twice)}")
         if unknown := sorted(set(prompts) - set(dataset)):
             verdict.wrong(f"epoch {epoch}: prompts that are not in the dataset: {unknown}")
         if len(prompts) == len(dataset) and Counter(prompts) != Counter(dataset):
             verdict.wrong(f"epoch {epoch}: {sorted(set(dataset) - set(prompts))} were skipped")
-
-
-def _relative(key: str) -> str:
-    """Records name full keys: <prefix>/<run>/rest."""
-    return key.split("/", 2)[2]
-
-
-def _json(run: Reader, key: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(run.get(key))
-    return value

@@ -96,14 +96,16 @@ class Driver:
         self._name = f"chaos-{plan.seed}"
         self._host: Host | None = None
         self._hosts: list[Host] = []
-        file = stand.write_config(self._name, seed=plan.seed, training__steps=plan.steps, training__checkpoint_every=3)
+        file = stand.write_config(
+            self._name, plan.features, seed=plan.seed, training__steps=plan.steps, training__checkpoint_every=3
+        )
         self.outcome = Outcome(plan, self._name, file, time.time())
 
     async def run(self) -> Outcome:
         """The run from its start to its end, or to what went wrong, which is then in the outcome."""
         outcome, stand = self.outcome, self._stand
         try:
-            async with Tokens(stand.engine_port).counting() as tokens, asyncio.timeout(RUN_S):
+            async with Tokens(stand.engine_ports).counting() as tokens, asyncio.timeout(RUN_S):
                 self._tokens = tokens
                 await self._start("run", str(outcome.config))
                 try:
@@ -173,7 +175,7 @@ class Driver:
 
     async def _kill(self, blow: Blow, component: str) -> None:
         pids = await self._pids(component)
-        if component in {"engine", "engine-core", "rollout-worker"}:
+        if component in {"engine", "engine-1", "engine-core", "rollout-worker"}:
             await self._half_generated()
         blow.at = time.time()
         self._stand.kill(pids, signal.SIGKILL)
@@ -208,7 +210,7 @@ class Driver:
         self._stand.kill(pids, signal.SIGCONT)
         blow.ended_at = time.time()
         await asyncio.sleep(1.0)
-        if (line := self._line(component, blow.at)) is not None:
+        if (line := self._line(self._process(component), blow.at)) is not None:
             blow.wrong.append(f"a pause of {blow.fault.for_s} s was taken for a failure: {line.text}")
 
     async def _at_commit_point(self, blow: Blow, point: str) -> None:
@@ -350,12 +352,12 @@ class Driver:
 
     async def _recovered(self, blow: Blow, component: str) -> None:
         """Wait until somebody noticed, and until what was broken is ready."""
-        if component == "trainer-rank" and not blow.fault.kind.startswith("hang"):
+        if component.startswith("trainer-rank") and not blow.fault.kind.startswith("hang"):
             await self._stand.until(
                 lambda: self._rank(blow), _NEXT_STEP_S, "the trainer's rank to come back", self.host
             )
             return
-        process = {"engine-core": "engine", "trainer-rank": "trainer"}.get(component, component)
+        process = self._process(component)
         await self._stand.until(
             lambda: self._line(process, blow.at) is not None, _HANG_S, f"{process} to be missed", self.host
         )
@@ -370,6 +372,12 @@ class Driver:
             return bool(found)
 
         await self._stand.until(ready, _NEXT_STEP_S, f"{process} to be ready again", self.host)
+
+    def _process(self, component: str) -> str:
+        """The process that the supervisor has for it."""
+        if component in {"engine", "engine-core"}:
+            return "engine-0" if "two-engines" in self._plan.features else "engine"
+        return "trainer" if component.startswith("trainer-rank") else component
 
     def _line(self, process: str, since: float) -> Line | None:
         for line in self.lines(process):

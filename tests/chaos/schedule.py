@@ -1,6 +1,6 @@
 """What is broken in a run, and when: a function of the seed alone.
 
-Owns: the kinds of faults, the components they strike, the commit points, the seeded choice.
+Owns: the kinds of faults, the components they strike, the commit points, the seeded choice, the features of the run.
 Never touches: processes, S3. Invariant: the same seed and kinds give the same schedule; when exactly a fault strikes
 is a matter of the machine's speed, which is why a seed that failed may need a few tries.
 """
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from tests.chaos.features import FEATURES, features
+
 WORKERS = ("orchestrator-worker", "ledger-worker", "rollout-worker", "train-worker")
 PROCESSES = (*WORKERS, "engine", "engine-core", "trainer-rank", "trainer", "temporal", "s3")
 """engine: vLLM's server process; engine-core: the process under it that generates. trainer-rank: the process that
-trains; trainer: the launcher above it, the whole group."""
+trains; trainer: the launcher above it, the whole group. With several engines or ranks it is the first one's."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ COMMIT_POINTS = {
     "weights-manifest": CommitPoint("*/weights/v=*/manifest.json", "orchestrator-worker"),
     "latest-hint": CommitPoint("*/weights/LATEST", "orchestrator-worker"),
     "step-record": CommitPoint("*/steps/step=*.json", "orchestrator-worker"),
+    "evaluated-prompt": CommitPoint("*/evals/v=*/groups/*.parquet", "rollout-worker"),
+    "evaluation-data": CommitPoint("*/evals/v=*/data-*.parquet", "orchestrator-worker"),
+    "evaluation-summary": CommitPoint("*/evals/v=*/summary.json", "orchestrator-worker"),
+    "dead-letter": CommitPoint("*/dead-letters/*.json", "rollout-worker"),
 }
 
 STORE_FAULTS = ("store:errors", "store:delays", "store:lost-answers", "store:resets")
@@ -50,6 +56,10 @@ KINDS: tuple[str, ...] = (
     *(f"term:{name}" for name in PROCESSES if name not in {"engine-core", "trainer-rank"}),
     *(f"hang:{name}" for name in PROCESSES),
     *(f"pause:{name}" for name in PROCESSES),
+    "kill:engine-1",
+    "hang:engine-1",
+    "kill:trainer-rank-1",
+    "hang:trainer-rank-1",
     *(f"{moment}:{point}" for point in COMMIT_POINTS for moment in ("before", "after")),
     *(f"{moment}-machine:{point}" for point in COMMIT_POINTS for moment in ("before", "after")),
     *STORE_FAULTS,
@@ -64,7 +74,16 @@ before, after: SIGKILL of the writer at a commit point, its PUT not sent or its 
 store: the S3 server's answers, through a proxy. connections: between every process of the run and Temporal.
 machine: SIGKILL of the host and all it started, and of both servers, then `roadstead resume`; machine-db-lost: and
 Temporal's database is deleted, so that the resume has S3 alone; machine-in-resume: once more while it resumes.
-stop, sigterm, ctrl-c: orderly ends, then a resume."""
+stop, sigterm, ctrl-c: orderly ends, then a resume.
+engine-1, trainer-rank-1: the second one."""
+
+_NEEDS = (
+    ("*:engine-1", "two-engines"),
+    ("*:trainer-rank-1", "two-ranks"),
+    ("*:evaluat*", "evaluation"),
+    ("*:dead-letter", "dead-letters"),
+)
+"""Kinds that have nothing to strike without a feature. They are drawn in runs that have it."""
 
 _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("kill:*-worker", "term:*-worker", "before:*", "after:*"),
@@ -113,20 +132,28 @@ class Schedule:
     seed: int
     steps: int
     faults: tuple[Fault, ...]
+    features: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(f.kind for f in self.faults)
 
 
-def schedule(seed: int, kinds: Sequence[str], *, steps: int, count: int) -> Schedule:
-    """`count` faults for one run of `steps` steps, from `kinds`. Raises ValueError when there are none."""
+def schedule(
+    seed: int, kinds: Sequence[str], *, steps: int, count: int, given: Sequence[str] | None = None
+) -> Schedule:
+    """`count` faults for one run of `steps` steps, from `kinds`. given: the run's features; None: the seed's own.
+
+    Raises ValueError when there are no kinds.
+    """
     if not kinds:
         raise ValueError("no kind of fault is left to choose from; see --list")
+    have = features(seed) if given is None else tuple(given)
     choice = random.Random(f"chaos/{seed}")
     if not count:
-        return Schedule(seed, steps, ())
-    first = _one(choice, kinds, _FAMILIES[seed % len(_FAMILIES)])
-    picked = [first, *(_one(choice, kinds, choice.choice(_QUICK)) for _ in range(count - 1))]
+        return Schedule(seed, steps, (), have)
+    offered = [kind for kind in kinds if needs(kind) in {None, *have}] or kinds
+    first = _one(choice, offered, _FAMILIES[seed % len(_FAMILIES)])
+    picked = [first, *(_one(choice, offered, choice.choice(_QUICK)) for _ in range(count - 1))]
     choice.shuffle(picked)
     # The steps after the last fault must be enough to see that the run goes on: S + 1 of them.
     room = max(0, steps - 3 - count)
@@ -137,7 +164,13 @@ def schedule(seed: int, kinds: Sequence[str], *, steps: int, count: int) -> Sche
         faults.append(
             Fault(kind, gap, round(choice.uniform(0.0, 1.5), 2), _seconds(kind, choice)),
         )
-    return Schedule(seed, steps, tuple(faults))
+    needed = {*have, *(needs(kind) for kind in picked)}
+    return Schedule(seed, steps, tuple(faults), tuple(name for name in FEATURES if name in needed))
+
+
+def needs(kind: str) -> str | None:
+    """The feature without which a run has nothing for it to strike."""
+    return next((feature for glob, feature in _NEEDS if fnmatchcase(kind, glob)), None)
 
 
 def _one(choice: random.Random, kinds: Sequence[str], globs: Sequence[str]) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,9 +29,11 @@ import httpx
 from aiohttp import web
 
 from roadstead.infra import s3_server, temporal_server
-from roadstead.infra.ports import LOOPBACK, free_port, remembered_ports
+from roadstead.infra.ports import LOOPBACK, free_port, is_free, remembered_ports
 from roadstead.infra.processes import Supervisor
 from roadstead.process import die_with_parent
+from tests.chaos import features
+from tests.chaos.tasks import HELD_OUT
 from tests.support import tiny
 from tests.support.s3_proxy import S3Proxy
 from tests.support.tcp_proxy import TcpProxy
@@ -42,9 +45,18 @@ _SCRAPE_S = 0.25
 _MODULES = {
     **{f"{role}-worker": f"roadstead.workers.{role}" for role in ("orchestrator", "ledger", "rollout", "train")},
     "engine": "roadstead.inference.launcher",
+    "engine-1": "roadstead.inference.launcher",
     "trainer": "roadstead.training.launcher",
     "trainer-rank": "roadstead.training.rank",
+    "trainer-rank-1": "roadstead.training.rank",
 }
+_OF_SEVERAL: dict[str, Callable[[int], bool]] = {
+    "engine": lambda pid: re.search(r"/engine(-0)? ", _command(pid)) is not None,
+    "engine-1": lambda pid: "/engine-1 " in _command(pid),
+    "trainer-rank": lambda pid: _variable(pid, "RANK") == "0",
+    "trainer-rank-1": lambda pid: _variable(pid, "RANK") == "1",
+}
+"""Which of a module's processes is the component."""
 
 
 class Gone(RuntimeError):
@@ -156,7 +168,14 @@ class Stand:
 
     # -- the run's host -----------------------------------------------------------------------------------
 
-    def write_config(self, name: str, **changes: Any) -> Path:
+    def write_config(self, name: str, names: Sequence[str], **changes: Any) -> Path:
+        """names: of features."""
+        wanted = features.changes(names)
+        if evaluation := wanted.get("evaluation"):
+            held_out = self.folder / "held_out.jsonl"
+            held_out.write_text("".join(json.dumps({"prompt": "1+1=", "prompt_id": x}) + "\n" for x in HELD_OUT))
+            wanted["evaluation"] = {**evaluation, "prompts": str(held_out)}
+        count = wanted.get("engine__replicas", 1)
         config = tiny.config(
             self.folder,
             name,
@@ -164,10 +183,11 @@ class Stand:
             temporal={"address": self.tcp.address},
             # Long for so small a model: a fault should meet responses that are half generated.
             rollout={"group_size": 4, "max_tokens": 112, "ignore_eos": True},
-            engine={"max_model_len": 128, "port": free_port(), "update_timeout_s": 20},
+            engine={"max_model_len": 128, "port": _row(count), "update_timeout_s": 20},
             **changes,
+            **wanted,
         )
-        self.engine_port = config.engine.port
+        self.engine_ports = [config.engine.port + i for i in range(count)]
         file = self.folder / f"{name}.yaml"
         file.write_text(config.dump())
         return file
@@ -212,10 +232,14 @@ class Stand:
                 if "resource_tracker" not in _command(child)
             ]
         module, folder = _MODULES[component], f"/runs/{run}/"
+        mine = _OF_SEVERAL.get(component, lambda pid: True)
         return [
             pid
             for pid in _all()
-            if f"-m {module} " in (line := _command(pid)) and folder in line and "torch.distributed.run" not in line
+            if f"-m {module} " in (line := _command(pid))
+            and folder in line
+            and "torch.distributed.run" not in line
+            and mine(pid)
         ]
 
     def left(self, run: str) -> list[str]:
@@ -272,21 +296,23 @@ class Trap:
 
 
 class Tokens:
-    """Tokens that the engine generated, over all its incarnations: its own counter, read again and again.
+    """Tokens that the engines generated, over all their incarnations: their own counters, read again and again.
 
     A killed engine takes what it generated since the last look with it: nothing where the driver looks before it
     strikes, at most a quarter of a second's worth where it can't (commit points, a core that crashes).
     """
 
-    def __init__(self, port: int) -> None:
-        self._url = f"http://{LOOPBACK}:{port}/metrics"
-        self._before = self._last = 0
-        self.running = 0
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._counters = {port: _Counter() for port in ports}
+
+    @property
+    def running(self) -> int:
         """Responses in generation, when it was last read."""
+        return sum(counter.running for counter in self._counters.values())
 
     @property
     def total(self) -> int:
-        return self._before + self._last
+        return sum(counter.before + counter.last for counter in self._counters.values())
 
     @contextlib.asynccontextmanager
     async def counting(self) -> AsyncIterator[Tokens]:
@@ -297,20 +323,29 @@ class Tokens:
             task.cancel()
 
     async def look(self) -> None:
-        with contextlib.suppress(httpx.HTTPError):
-            async with httpx.AsyncClient(timeout=2.0, verify=False) as client:
-                self._see((await client.get(self._url)).text)
+        async with httpx.AsyncClient(timeout=2.0, verify=False) as client:
+            for port, counter in self._counters.items():
+                with contextlib.suppress(httpx.HTTPError):
+                    counter.see((await client.get(f"http://{LOOPBACK}:{port}/metrics")).text)
 
     async def _watch(self) -> None:
         while True:
             await self.look()
             await asyncio.sleep(_SCRAPE_S)
 
-    def _see(self, text: str) -> None:
+
+@dataclass
+class _Counter:
+    before: int = 0
+    """Of incarnations that are gone."""
+    last: int = 0
+    running: int = 0
+
+    def see(self, text: str) -> None:
         now, self.running = _gauge(text, "generation_tokens_total"), _gauge(text, "num_requests_running")
-        if now < self._last:  # another process
-            self._before += self._last
-        self._last = now
+        if now < self.last:  # another process
+            self.before += self.last
+        self.last = now
 
 
 def _gauge(text: str, name: str) -> int:
@@ -351,6 +386,22 @@ def _command(pid: int) -> str:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""  # it ended while we looked
+
+
+def _variable(pid: int, name: str) -> str:
+    """Of its environment as it was started with."""
+    try:
+        values = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((v.partition(b"=")[2].decode() for v in values if v.startswith(f"{name}=".encode())), "")
+
+
+def _row(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while not all(is_free((first := free_port()) + i) for i in range(count)):
+        pass
+    return first
 
 
 def _children(pid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,20 @@ def test_nothing_to_watch_is_said_and_the_record_shown(
 def test_watching_as_json_is_refused_with_the_remedy(call: Callable[..., Result]) -> None:
     result = call("--watch", "--json")
     assert result.exit_code == 2 and "--watch" in result.output
+
+
+def test_what_may_stop_the_run_is_told_before_it_does() -> None:
+    hour_ago = int((time.time() - 3700) * 1e6)
+    status = running().model_copy(update={"stuck_since": hour_ago, "empty_groups": 9, "evaluating": (10, 12)})
+    shown = _drawn(status)
+    assert "the trainer has waited 62 min for the unfinished groups of buffer 12" in shown
+    assert "9 groups in a row with nothing to learn from" in shown
+    assert "version 10, 12" in shown
+    calm = _drawn(running().model_copy(update={"empty_groups": 2}))
+    assert "look at" not in calm and "evaluating" not in calm
+
+
+def _drawn(status: RunStatus) -> str:
+    console = Console(width=110, file=io.StringIO())
+    console.print(view(status, Pace(), 2))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]

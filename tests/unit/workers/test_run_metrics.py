@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -143,14 +144,19 @@ def test_a_resume_under_a_running_worker_never_lowers_a_counter(metrics: Metrics
     assert value(metrics, "roadstead_ended_groups_total", state="filtered") == 2
 
 
-def test_stuck_parked_and_idle_time_is_what_passed_in_that_state(metrics: Metrics, numbers: RunNumbers) -> None:
+def test_stuck_parked_and_idle_time_is_what_passed_in_that_state(
+    metrics: Metrics, numbers: RunNumbers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = (BufferView(buffer=4, state="ready", slots="OOOO"),)
     numbers.look(status(), 0.0)
-    numbers.look(status(stuck_s=0.4), 1.0)
-    assert value(metrics, "roadstead_stuck_now_seconds") == 0.4
-    numbers.look(status(stuck_s=1.4), 1.0)
+    since = int(time.time() * 1e6)
+    monkeypatch.setattr(time, "time", lambda: since / 1e6 + 0.4)
+    numbers.look(status(stuck_since=since), 1.0)
+    assert value(metrics, "roadstead_stuck_now_seconds") == pytest.approx(0.4, abs=1e-3)
+    monkeypatch.setattr(time, "time", lambda: since / 1e6 + 1.4)
+    numbers.look(status(stuck_since=since), 1.0)
     numbers.look(status(), 1.0)
-    assert value(metrics, "roadstead_stuck_seconds_total") == pytest.approx(1.4)
+    assert value(metrics, "roadstead_stuck_seconds_total") == pytest.approx(1.4, abs=1e-3)
     assert value(metrics, "roadstead_stuck_now_seconds") == 0
     numbers.look(status(window=ready), 1.0)
     assert value(metrics, "roadstead_parked_seconds_total") == 0, "the trainer is free: it is taken at once"
