@@ -11,7 +11,7 @@ CHAOS ?=
 help:            ## This list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-demo: setup      ## A small model learns by asynchronous RL; STEPS, MAX_STALENESS, SEED, EXAMPLE=arithmetic|guessing
+demo: setup      ## A small model learns by asynchronous RL; STEPS, MAX_STALENESS, SEED, EXAMPLE=arithmetic|guessing|calculator
 	@.venv/bin/roadstead demo --example $(EXAMPLE) --steps $(STEPS) --max-staleness $(MAX_STALENESS) --seed $(SEED)
 
 test: setup lint ## Lint, types, unit and integration tests on real servers

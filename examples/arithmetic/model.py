@@ -1,16 +1,13 @@
-"""Build the demo's model: a tiny Qwen3 and its tokenizer, in Hugging Face format.
+"""Build an example's model: a tiny Qwen3 and its tokenizer, in Hugging Face format. All examples share it.
 
 Owns: the model's shape, and the folder it is saved in. Never touches: the network, other folders.
 Invariant: the folder is there only if it is complete; its manifest names seed, recipe and each file's digest.
 The same seed and recipe give the same weights, to the bit, on the same machine and library versions.
 A crash leaves: at most a hidden folder `.<name>.*.partial` beside the target, safe to delete.
-
-Usage: python -m examples.arithmetic.model OUT --seed 0
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -23,57 +20,51 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from examples.arithmetic.tokenizer import BOS, EOS, PAD, VOCABULARY_SIZE, build_tokenizer
-from examples.arithmetic.warmup import warm_up
 
 
 class Recipe(NamedTuple):
-    name: int | str
+    name: str
     """Changes with every change of tokenizer, model or warm-up: older folders are then rebuilt."""
     warm_up: Callable[[Any, int, Callable[[float, str], None]], None]
     """Trains a model in place; given model, seed and progress."""
 
 
-RECIPE = Recipe(2, warm_up)
-
 MANIFEST = "roadstead_model.json"
 _MAX_LENGTH = 512
 
 
-def build_model(
-    out_dir: Path, seed: int, progress: Callable[[float, str], None] | None = None, recipe: Recipe = RECIPE
-) -> dict[str, Any]:
-    """Build the model in `out_dir`, or find it complete there. About 25 s on one CPU thread.
+def build_model(out_dir: Path, seed: int, recipe: Recipe, progress: Callable[[float, str], None]) -> dict[str, Any]:
+    """Build the model in `out_dir`, or find it complete there. About 25 to 50 s on one CPU thread.
 
     progress: called with the fraction done (0 to 1) and a text.
     Returns the manifest (recipe, seed, parameters, build_seconds, files: name to sha256) and `reused`.
     Raises FileExistsError if `out_dir` holds something this function did not write.
     """
-    report = progress or (lambda fraction, text: None)
     found = _complete(out_dir, seed, recipe)
     if found is not None:
-        report(1.0, f"{out_dir} is complete")
+        progress(1.0, f"{out_dir} is complete")
         return {**found, "reused": True}
     if out_dir.exists() and not (out_dir / MANIFEST).is_file() and any(out_dir.iterdir()):
         raise FileExistsError(f"{out_dir} is not empty and has no {MANIFEST}; choose another folder")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".partial", dir=out_dir.parent))
     try:
-        manifest = _build(partial, seed, report, recipe)
+        manifest = _build(partial, seed, recipe, progress)
         _replace(out_dir, partial)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {**manifest, "reused": False}
 
 
-def _build(folder: Path, seed: int, report: Callable[[float, str], None], recipe: Recipe) -> dict[str, Any]:
+def _build(folder: Path, seed: int, recipe: Recipe, progress: Callable[[float, str], None]) -> dict[str, Any]:
     started = time.monotonic()
-    report(0.0, "loading libraries")
+    progress(0.0, "loading libraries")
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # its bar for one small file would cut through the caller's own
     with _deterministic(seed):
         model = _random_model()
-        recipe.warm_up(model, seed, report)
+        recipe.warm_up(model, seed, progress)
     model.save_pretrained(folder)
     build_tokenizer(_MAX_LENGTH).save_pretrained(folder)
     manifest = {
@@ -155,18 +146,3 @@ def _replace(target: Path, folder: Path) -> None:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the arithmetic demo's model.")
-    parser.add_argument("out", type=Path, help="folder to build it in")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    manifest = build_model(
-        arguments.out, arguments.seed, lambda fraction, text: print(f"{fraction:4.0%} {text}", flush=True)
-    )
-    print(json.dumps(manifest, indent=2))
-
-
-if __name__ == "__main__":
-    main()

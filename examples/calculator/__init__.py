@@ -1,1 +1,1 @@
-"""A tool-use task: sums too large for the head, and a calculator. For a chat model of your own."""
+"""A tool-use task: a model learns to call a calculator. A tiny one, on one CPU, or a chat model of your own."""

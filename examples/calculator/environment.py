@@ -1,4 +1,4 @@
-"""Arithmetic with a calculator at hand.
+"""Arithmetic with a calculator at hand, for a chat model; short.py is for the demo's.
 
 Owns: what a final answer is worth, and the prompts. Never touches: tokens, models, files; the tool is Roadstead's.
 Invariant: a reward depends on the row and the model's last turn alone.

@@ -16,6 +16,6 @@ class OccupySlot:
     @activity.defn
     async def occupy_slot(self, report: StagedGroup) -> Placement:
         placement = await self._run.update("occupy", report, f"occupy-{report.group_id}", Placement)
-        if placement.outcome != "placed":
+        if placement.outcome not in {"placed", "filtered"}:  # filters are there to be used
             activity.logger.warning(f"{report.group_id} was not placed: {placement.outcome}")
         return placement

@@ -6,7 +6,6 @@ Never touches: how a run works; the demo is an ordinary run.
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -33,10 +32,11 @@ difference between two windows of 320 independent right-or-wrong answers (0.04),
 
 
 class Example(StrEnum):
-    """Folders of `examples/` that build a model and prompts of their own."""
+    """Folders of `examples/` that have a model and prompts of their own: the keys of `examples.prepare.TASKS`."""
 
     arithmetic = "arithmetic"
     guessing = "guessing"
+    calculator = "calculator"
 
 
 class DemoFailed(RuntimeError):
@@ -48,9 +48,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    example: Annotated[Example, typer.Option(help="arithmetic: single turn; guessing: several turns.")] = (
-        Example.arithmetic
-    ),
+    example: Annotated[
+        Example, typer.Option(help="arithmetic: single turn; guessing: several turns; calculator: tool use.")
+    ] = Example.arithmetic,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = _STEPS,
     max_staleness: Annotated[int, typer.Option(min=0, help="Bound S; 0 is synchronous.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of model, prompts and sampling.")] = 0,
@@ -63,6 +63,8 @@ def demo(
         roadstead demo
 
         roadstead demo --example guessing
+
+        roadstead demo --example calculator
 
         roadstead demo --steps 10 --max-staleness 0 --seed 1
     """
@@ -84,19 +86,21 @@ def demo(
 
 def _configuration(example: str, where: Path, steps: int, max_staleness: int, seed: int, console: Console) -> RunConfig:
     """The example's own YAML, with the paths, the seed and the options filled in."""
-    build_model = importlib.import_module(f"examples.{example}.model").build_model
-    write_prompts = importlib.import_module(f"examples.{example}.prompts").write_prompts
+    from examples.prepare import prepare  # a package `examples` of the user's own must break the demo only
 
     folder = where / "demo" / example / f"seed-{seed}"
     with console.status("building the demo's model") as status:
-        manifest = build_model(
-            folder / "model", seed, lambda done, what: status.update(f"building the demo's model: {done:.0%} {what}")
+        manifest = prepare(
+            example,
+            folder / "model",
+            folder / "prompts.jsonl",
+            seed,
+            lambda done, what: status.update(f"building the demo's model: {done:.0%} {what}"),
         )
     how = "found" if manifest["reused"] else f"built in {manifest['build_seconds']} s"
     console.print(
         f"model    {manifest['parameters']} parameters, {how}: {folder / 'model'}", highlight=False, soft_wrap=True
     )
-    write_prompts(folder / "prompts.jsonl", seed)
     recipe = files(f"examples.{example}") / "run.yaml"
     values = yaml.safe_load(recipe.read_text())
     values["name"] = f"demo-{seed}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"

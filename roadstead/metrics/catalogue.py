@@ -25,7 +25,7 @@ Role = Literal["orchestrator", "ledger", "rollout", "train", "every"]
 PREFIX = "roadstead_"
 UNITS = frozenset(
     {"", "seconds", "groups", "slots", "buffers", "trajectories", "tokens", "steps", "versions", "batches"}
-    | {"ratio", "nats"}
+    | {"ratio", "nats", "prompts"}
 )
 LABELS = frozenset({"activity", "attempt", "engine", "kind", "operation", "outcome", "phase", "queue", "reason"}) | {
     *("stage", "state", "source")
@@ -202,6 +202,22 @@ BATCH_TOKENS = Metric(
 TOKENS_TRAINED = Metric(
     *("roadstead_trained_tokens_total", "counter", "tokens", "orchestrator"),
     "Response tokens of trained batches, those of environments included.",
+)
+EVALUATION_VERSION = Metric(
+    *("roadstead_evaluation_version", "gauge", "", "orchestrator"),
+    "Policy version of the newest evaluation on record; the other evaluation metrics are of it.",
+)
+EVALUATION_REWARD_MEAN = Metric(
+    *("roadstead_evaluation_reward_mean", "gauge", "", "orchestrator"),
+    "Mean reward of the evaluation's samples. To be compared with others only when no prompt is missing.",
+)
+EVALUATION_MISSING = Metric(
+    *("roadstead_evaluation_missing_prompts", "gauge", "prompts", "orchestrator"),
+    "Prompts of the evaluation without samples: they failed, or it was skipped.",
+)
+EVALUATION_SECONDS = Metric(
+    *("roadstead_evaluation_seconds", "gauge", "seconds", "orchestrator"),
+    "How long the evaluation took, from the moment when an engine served its version.",
 )
 BATCH_REWARD_MEAN = Metric(
     "roadstead_batch_reward_mean", "gauge", "", "orchestrator", "Mean reward of the step's batch.", _ATTEMPT

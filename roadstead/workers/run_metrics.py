@@ -24,6 +24,7 @@ from roadstead.metrics import catalogue
 from roadstead.metrics.registry import Metrics
 from roadstead.storage.keys import RunKeys
 from roadstead.storage.objects import ObjectStore
+from roadstead.workers.evaluation_metrics import EvaluationWatch
 from roadstead.workers.step_metrics import StepNumbers, StepWatch
 from roadstead.workflows.messages import RunStatus
 
@@ -137,7 +138,8 @@ def watches(
     run = RunNumbers(config, metrics)
     reader = ObjectStore(dataclasses.replace(store.address, attempts=_TRIES))
     steps = StepWatch(reader, keys, StepNumbers(config, metrics), lambda: run.attempt)
-    return [_watch(config.name, client, run, metrics), steps.run(metrics)]
+    beside = [EvaluationWatch(reader, keys, metrics).run()] if config.evaluation is not None else []
+    return [_watch(config.name, client, run, metrics), steps.run(metrics), *beside]
 
 
 async def _watch(run_id: str, client: Client, numbers: RunNumbers, metrics: Metrics) -> None:

@@ -19,11 +19,13 @@ import botocore.config
 import typer
 from rich.console import Console
 
-from tests.chaos.checks import S3Reader, Verdict, check
+from tests.chaos import features
+from tests.chaos.checks import check
 from tests.chaos.driver import Driver, Outcome, first_after
 from tests.chaos.report import Result, line, reproduce, table, to_json
 from tests.chaos.schedule import KINDS, Schedule, schedule, select
 from tests.chaos.stand import BUCKET, PREFIX, Stand
+from tests.chaos.verdict import S3Reader, Verdict
 
 STEPS = 10
 """Times four groups: the forty prompts of the dataset once, so that what was trained is the dataset, exactly."""
@@ -42,6 +44,10 @@ def chaos(
     without: Annotated[str, typer.Option(help="Globs of kinds to leave out, comma-separated.")] = "",
     each: Annotated[bool, typer.Option(help="One run for each kind, struck by it alone.")] = False,
     faults: Annotated[int, typer.Option(min=0, help="Faults a run.")] = FAULTS,
+    given: Annotated[
+        str,
+        typer.Option("--features", help="Of every run, comma-separated, or 'none'. Default: the seed's; --each: none."),
+    ] = "",
     steps: Annotated[int, typer.Option(min=4, help="Training steps a run.")] = STEPS,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run on stdout.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep logs and data of failed runs under this folder.")] = None,
@@ -67,7 +73,11 @@ def chaos(
         dropped = select(without.split(",")) if without else []
         left = [kind for kind in chosen if kind not in dropped]
         pools = [[kind] for kind in left] if each else [left] * runs
-        plans = [schedule(seed + number, pool, steps=steps, count=faults) for number, pool in enumerate(pools)]
+        chosen_features = _features(given or ("none" if each else ""))
+        plans = [
+            schedule(seed + number, pool, steps=steps, count=faults, given=chosen_features)
+            for number, pool in enumerate(pools)
+        ]
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -76,7 +86,13 @@ def chaos(
         console = Console(stderr=as_json, highlight=False, width=_WIDTH)
     folder = Path(tempfile.mkdtemp(prefix="roadstead-chaos-"))
     try:
-        options = {"kinds": (kinds, "*"), "without": (without, ""), "faults": (faults, FAULTS), "steps": (steps, STEPS)}
+        options = {
+            "kinds": (kinds, "*"),
+            "without": (without, ""),
+            "faults": (faults, FAULTS),
+            "steps": (steps, STEPS),
+            "features": (given, ""),
+        }
         results = asyncio.run(_all(folder, plans, console, options, keep, as_json, each))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -84,6 +100,15 @@ def chaos(
     failed = [r for r in results if r.wrong]
     console.print(f"{len(results) - len(failed)} of {len(results)} runs held")
     raise typer.Exit(1 if failed else 0)
+
+
+def _features(text: str) -> list[str] | None:
+    """None: as the seed has it. Raises ValueError for one that is none."""
+    if not text:
+        return None
+    names = [] if text == "none" else text.split(",")
+    features.changes(names)
+    return names
 
 
 async def _all(
@@ -108,7 +133,10 @@ async def _all(
                 console.print(f"    {wrong}", markup=False, soft_wrap=True)
             if result.wrong:
                 if each:
-                    options["kinds"] = (plan.faults[0].kind, "*")
+                    options |= {
+                        "kinds": (plan.faults[0].kind, "*"),
+                        "features": (",".join(plan.features) or "none", ""),
+                    }
                 given = " ".join(f"--{name} {value}" for name, (value, default) in options.items() if value != default)
                 console.print(f"    again: {reproduce(result, given)}", markup=False, soft_wrap=True)
                 if keep is not None:

@@ -13,8 +13,10 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.chaos.checks import Verdict
 from tests.chaos.driver import Blow, Outcome
+from tests.chaos.verdict import Verdict
+
+_TRAINS_ALL = {"synchronous", "minibatches", "two-engines", "two-ranks"}
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,11 @@ class Result:
 
     @property
     def again(self) -> int | None:
-        """Tokens generated and not trained: lost with their engine or worker, or staged and never trained."""
-        if self.wrong:
+        """Tokens generated and not trained: lost with their engine or worker, or staged and never trained.
+
+        Only of runs that train on all they generate: not with members too many, filters, evaluations or discards.
+        """
+        if self.wrong or not _TRAINS_ALL.issuperset(self.outcome.schedule.features):
             return None
         return max(0, self.outcome.generated - self.verdict.trained_tokens)
 
@@ -44,10 +49,12 @@ def line(result: Result) -> str:
     outcome, verdict = result.outcome, result.verdict
     ends = ", ".join(f"{count} {state}" for state, count in sorted(verdict.terminal.items())) or "nothing on record"
     again = "-" if result.again is None else result.again
+    evaluations = f"{verdict.evaluations} evaluated, " if verdict.evaluations else ""
+    staleness = f"staleness <= {verdict.max_staleness}"
     return (
         f"seed {outcome.schedule.seed:<4} {'ok  ' if not result.wrong else 'FAIL'} {outcome.seconds:5.0f} s  "
-        f"{ends}, staleness <= {verdict.max_staleness}, {verdict.attempts} attempt(s), {again} tokens again  "
-        f"[{outcome.schedule}]"
+        f"{ends}, {staleness}, {evaluations}{verdict.attempts} attempt(s), {again} tokens again  "
+        f"[{outcome.schedule}]  {' + '.join(outcome.schedule.features) or 'plain'}"
     )
 
 
@@ -145,8 +152,10 @@ def to_json(result: Result) -> dict[str, Any]:
         "wrong": result.wrong,
         "seconds": round(outcome.seconds, 1),
         "steps": outcome.schedule.steps,
+        "features": outcome.schedule.features,
         "attempts": verdict.attempts,
         "terminal": verdict.terminal,
+        "evaluations": verdict.evaluations,
         "max_staleness": verdict.max_staleness,
         "tokens": {
             "generated": outcome.generated,

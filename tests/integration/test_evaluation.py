@@ -27,7 +27,6 @@ from roadstead.activities.release import ReleaseSlot
 from roadstead.activities.reserve import ReserveSlots
 from roadstead.activities.run_handle import RunHandle
 from roadstead.cli.begin import check_inputs, ensure_search_attributes
-from roadstead.config import ConfigError
 from roadstead.staleness import Ledger
 from roadstead.storage import batches, evals, steps, weights
 from roadstead.workers.orchestrator import runner
@@ -408,13 +407,13 @@ def test_evaluation_inputs_are_checked_before_anything_starts(tmp_path: Path) ->
     good = str(prompt_file(tmp_path))
     for evaluation, words in [
         ({"prompts": str(tmp_path / "nowhere.jsonl")}, r"evaluation\.prompts: .*nowhere\.jsonl can't be read"),
-        ({"prompts": str(tmp_path / "empty.jsonl")}, r"evaluation\.prompts: .*no rows"),
+        ({"prompts": str(tmp_path / "empty.jsonl")}, r"empty\.jsonl: no rows"),
         (
             {"prompts": good, "environment": "nothing:here"},
             r"evaluation\.environment: 'nothing:here' can't be imported",
         ),
         ({"prompts": good, "max_tokens": 4000}, r"evaluation\.max_tokens: 4000 leaves no room"),
     ]:
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ValueError, match=words):  # ConfigError and DatasetError are
             check_inputs(tiny.config(tmp_path, "r", evaluation=evaluation), recorded=True)
     check_inputs(tiny.config(tmp_path, "r", evaluation={"prompts": good}), recorded=True)

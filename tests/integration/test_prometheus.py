@@ -87,7 +87,8 @@ def scraped(workplace: Workplace, folder: Path) -> Iterator[Scraped]:
     config["scrape_configs"][0]["scrape_interval"] = "1s"
     config["scrape_configs"][0]["file_sd_configs"][0]["refresh_interval"] = "1s"
     with running(folder, config) as prometheus:
-        process = workplace.start(RUN, training__steps=STEPS, training__kl_coefficient=0.01)
+        evaluation = {"prompts": str(workplace.folder / "prompts.jsonl"), "every": 4, "max_tokens": 4}
+        process = workplace.start(RUN, training__steps=STEPS, training__kl_coefficient=0.01, evaluation=evaluation)
         began = Scraped(workplace, prometheus, process, time.time())
         try:
             yield began

@@ -627,7 +627,8 @@ async def test_other_settings_after_a_resume_hold_from_there_on_and_not_for_the_
 
 async def hung_rank_is_named(client: TrainerClient, ranks: list[int]) -> None:
     """Stop the rank that is not 0, which nobody asks for anything: its silence grows, rank 0's does not."""
-    other = next(pid for pid in ranks if pid != (await client.status())["pid"])
+    first = (await client.status())["pid"]
+    other = next(pid for pid in ranks if pid != first)
     os.kill(other, signal.SIGSTOP)
     try:
         async with asyncio.timeout(30):

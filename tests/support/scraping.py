@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import urllib.error
@@ -21,7 +22,12 @@ Labels = tuple[tuple[str, str], ...]
 class Scrape:
     labels: dict[str, str]
     """Of the target."""
-    values: dict[tuple[str, Labels], float]
+    text: str
+
+    @functools.cached_property
+    def values(self) -> dict[tuple[str, Labels], float]:
+        """Read only when asked for: the Temporal server's page is so long that the next scrape would wait for it."""
+        return _values(self.text)
 
     def value(self, name: str, **labels: str) -> float:
         return self.values[(name, tuple(sorted(labels.items())))]
@@ -60,7 +66,7 @@ class Scraper:
                         text = answer.read().decode()
                 except (OSError, urllib.error.URLError):
                     continue  # it is still starting, or has just ended
-                self.scrapes.setdefault(file.stem, []).append(Scrape(group["labels"], _values(text)))
+                self.scrapes.setdefault(file.stem, []).append(Scrape(group["labels"], text))
 
 
 def _values(text: str) -> dict[tuple[str, Labels], float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roadstead.environments.protocol import Observation, Response, Reward, Transcript
-from roadstead.environments.tools import CALCULATOR, Call, Tool, ToolUse, parse_calls, run_call
+from roadstead.environments.tools import CALCULATOR, HERMES, Call, Outcome, Tool, ToolUse, run_call
 from tests.unit.environments import games
 
 
@@ -59,8 +60,8 @@ ENVIRONMENT = ToolUse("calc", TOOLS, lambda row, said: Reward(1.0, {"right": 1.0
 
 def test_calls_are_found_in_order_and_text_around_them_is_ignored() -> None:
     text = f"let me see {call('calculator', expression='1+1')} and {call('echo')} so"
-    assert parse_calls(text) == [Call("calculator", {"expression": "1+1"}), Call("echo", {})]
-    assert parse_calls("no call </tool_call>") == []
+    assert HERMES.parse(text) == [Call("calculator", {"expression": "1+1"}), Call("echo", {})]
+    assert HERMES.parse("no call </tool_call>") == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_calls_are_found_in_order_and_text_around_them_is_ignored() -> None:
     ids=range(7),
 )
 async def test_a_malformed_call_is_an_observation(text: str, problem: str) -> None:
-    (found,) = parse_calls(text)
+    (found,) = HERMES.parse(text)
     assert found.problem == problem
     outcome = await run_call(found, TOOLS)
     assert (outcome.status, outcome.text) == ("malformed", f"malformed tool call: {problem}")
@@ -129,6 +130,29 @@ async def test_calls_beyond_the_limit_are_not_run() -> None:
     observation = await episode.step(Response(call("count") * 20, (1,)))
     assert len(ran) == 8 and observation is not None
     assert observation.text.endswith("12 more calls were not run; at most 8 a turn")
+
+
+class Angles:
+    """Another format: `<2+2>`, and no instructions."""
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        return ""
+
+    def parse(self, text: str) -> list[Call]:
+        return [Call("calculator", {"expression": found}) for found in re.findall("<(.*?)>", text)]
+
+    def answer(self, outcomes: Sequence[Outcome]) -> Observation:
+        return Observation("".join(f"[{outcome.text}]" for outcome in outcomes), role="user")
+
+
+async def test_calls_may_be_written_in_another_format() -> None:
+    episode = ToolUse("calc", TOOLS, lambda row, said: 1.0, Angles()).reset({"prompt": "6*7?"}, 0)
+    assert episode.start == "6*7?"  # as it stands: a model without a chat template has no other beginning
+    assert await episode.step(Response("<6*7> <1+1>", (1,))) == Observation("[42][2]", role="user")
+    said = await episode.step(Response("<6*>", (1,)))
+    assert said is not None and said.text.startswith("[error: calculator: CalculationError")
+    assert await episode.step(Response("42", (1,))) is None
+    assert await episode.reward(Transcript((), "stop")) == Reward(1.0, {"tool_calls": 3.0, "tool_error": 1.0})
 
 
 @settings(max_examples=100, deadline=None)

@@ -72,6 +72,35 @@ TOKENS = graph(
     of_step(c.BATCH_TOKENS, "tokens"),
     width=6,
 )
+EVALUATED = graph(
+    "Reward of the evaluation",
+    PLAIN,
+    "Mean reward on the evaluation prompts, of the newest version on record. Healthy: rises with the batch's reward. "
+    "The batch's rises and this does not: the policy learns the training prompts, or the reward's weakness.",
+    Query(by("max", RUN(c.EVALUATION_REWARD_MEAN), "run"), "evaluation"),
+)
+EVALUATION = number(
+    "Evaluated version",
+    PLAIN,
+    "The version that the numbers of an evaluation on this page are of. Healthy: rises by evaluation.every.",
+    Query(by("max", RUN(c.EVALUATION_VERSION), "run"), "version"),
+    width=6,
+)
+EVALUATION_MISSING = number(
+    "Prompts without samples",
+    PLAIN,
+    "Of the last evaluation. Healthy: 0. Its mean reward is not to be compared else; `roadstead evals RUN` says why.",
+    Query(by("max", RUN(c.EVALUATION_MISSING), "run"), "prompts"),
+    steps=(1.0, 2.0),
+    width=6,
+)
+EVALUATION_TIME = graph(
+    "Evaluation: time",
+    "s",
+    "Healthy: well under evaluation.every steps: an engine holds its version for so long.",
+    Query(by("max", RUN(c.EVALUATION_SECONDS), "run"), "seconds"),
+    width=6,
+)
 PERSIST = graph(
     "Persisting a batch",
     "s",
@@ -92,6 +121,7 @@ BOARD = Board(
     (
         ("The batch", (EMPTY_BATCHES, STEP, REWARD, ADVANTAGE, ROWS, TOKENS)),
         ("What can be learned", (TRAINABLE, OUTCOMES, EMPTY)),
+        ("Evaluation", (EVALUATION, EVALUATION_MISSING, EVALUATION_TIME, EVALUATED)),
         ("Storage", (PERSIST, STORE)),
     ),
 )
