@@ -27,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from roadstead.staleness import BufferState, GroupState, Ledger, SlotState, TerminalState, UnknownGroup
     from roadstead.storage.references import Cut, Ending, StagedGroup, group_id
     from roadstead.workflows import empty_groups, options, search
+    from roadstead.workflows.evaluations import Evaluations
     from roadstead.workflows.messages import (
         EVALUATION_WORKFLOW,
         RUN_WORKFLOW,
@@ -46,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
         evaluation_workflow_id,
         step_workflow_id,
     )
+    from roadstead.workflows.stuck_clock import StuckClock
     from roadstead.workflows.training_step import TrainingStep, attributes
 
 # A broken environment or engine fails prompt after prompt without an error anybody sees (AReno #239: 10,729 retries in
@@ -90,10 +92,9 @@ class TrainingRun:
         self._stop_by: datetime | None = None
         self._dead_letters_in_a_row = state.dead_letters_in_a_row
         self._empty = state.empty
-        self._evaluated = state.evaluated
-        self._open_evaluations = list(state.open_evaluations)
+        self._evaluations = Evaluations(plan.evaluation, plan.target_steps, state.evaluated, state.open_evaluations)
         self._admitted_under: dict[int, int] = {}
-        self._stuck_since: datetime | None = None
+        self._stuck = StuckClock(plan.stuck_timeout_s)
         self._unwanted: list[str] = []
         self._training: int | None = None
         self._done: list[StepSummary] = []
@@ -182,8 +183,7 @@ class TrainingRun:
 
     @workflow.signal
     def evaluation_closed(self, version: int) -> None:
-        if version in self._open_evaluations:
-            self._open_evaluations.remove(version)
+        self._evaluations.end(version)
         self._changed = True
 
     @workflow.signal
@@ -248,10 +248,7 @@ class TrainingRun:
 
     async def _wait(self) -> None:
         """Until something changed, or the time to stop, or to give a stuck buffer up, has come."""
-        times = [self._stop_by]
-        if self._stuck_since is not None and self._plan.stuck_timeout_s is not None:
-            times.append(self._stuck_since + timedelta(seconds=self._plan.stuck_timeout_s))
-        due = min((time for time in times if time is not None), default=None)
+        due = min((time for time in (self._stop_by, self._stuck.due) if time is not None), default=None)
         left = None if due is None else max(timedelta(0), due - workflow.now())
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(lambda: self._changed, timeout=left)
@@ -261,23 +258,18 @@ class TrainingRun:
         that buffer's unfinished groups, so that finished ones of later buffers move up and others are admitted."""
         ledger, buffer = self._ledger, self._ledger.taken
         idle = self._training is None and self._pending is None and buffer == ledger.version
-        if not idle or buffer not in ledger.buffers or ledger.state(buffer) is not BufferState.STUCK:
-            self._stuck_since = None
-            return
-        now = workflow.now()
-        self._stuck_since = self._stuck_since or now
-        limit = self._plan.stuck_timeout_s
-        if limit is None or now < self._stuck_since + timedelta(seconds=limit):
+        stuck = idle and buffer in ledger.buffers and ledger.state(buffer) is BufferState.STUCK
+        if not self._stuck.look(workflow.now(), stuck=stuck):
             return
         late = [group for state, group in ledger.slots(buffer) if group and state is SlotState.RESERVED]
         workflow.logger.warning(
-            f"buffer {buffer} was stuck for {limit:g} s (rollout.stuck_timeout_s): {', '.join(late)} discarded"
+            f"buffer {buffer} was stuck for {self._plan.stuck_timeout_s:g} s (rollout.stuck_timeout_s): "
+            f"{', '.join(late)} discarded"
         )
         for group in late:
             ledger.discard(group)
             self._end(group, "discarded")
         self._unwanted += late
-        self._stuck_since = None
 
     async def _look_after_steps(self) -> None:
         """Ask the open steps whether they are there, whenever nothing changed for _LOOK."""
@@ -287,7 +279,7 @@ class TrainingRun:
             if self._turns == before:
                 for step in list(self._open_steps):
                     await self._tell_step(step, "are_you_there")
-                for version in list(self._open_evaluations):
+                for version in list(self._evaluations.under_way):
                     await self._tell_evaluation(version, "are_you_there")
 
     def _finished(self) -> bool:
@@ -296,13 +288,14 @@ class TrainingRun:
             return True
         if ledger.version >= self._plan.target_steps:
             past = self._stop_by is not None and workflow.now() >= self._stop_by
-            return past or not (self._open_evaluations or self._evaluation_is_due())
+            due = self._stop_by is None and self._evaluations.is_due(ledger.version)
+            return past or not (self._evaluations.under_way or due)
         idle = self._training is None and not self._done
         if self._stop_by is not None:
             return idle or workflow.now() >= self._stop_by
         idle = idle and self._pending is None and ledger.in_flight == 0
         ready = ledger.taken in ledger.buffers and ledger.state(ledger.taken) is BufferState.READY
-        return self._draining and idle and not ready and not self._open_evaluations
+        return self._draining and idle and not ready and not self._evaluations.under_way
 
     def _ending(self) -> Literal["finished", "drained", "stopped"]:
         """How a run that neither failed nor was cancelled ends."""
@@ -312,7 +305,7 @@ class TrainingRun:
 
     async def _end_attempt(self, how: Ending) -> None:
         """Close the steps, then put on record what no batch has recorded."""
-        for version in list(self._open_evaluations):
+        for version in list(self._evaluations.under_way):
             await self._tell_evaluation(version, "abort")
         await self._close_steps("close" if how in {"finished", "drained"} else "abort")
         if how == "drained":
@@ -342,25 +335,17 @@ class TrainingRun:
         except ActivityError as error:
             workflow.logger.error(f"no checkpoint of version {self._ledger.version}: {error.cause}; a resume replays")
 
-    def _evaluation_is_due(self) -> bool:
-        """Not looked at yet, and one that the interval or the end of the run asks for."""
-        version, evaluation = self._ledger.version, self._plan.evaluation
-        if evaluation is None or version <= self._evaluated or self._stop_by is not None:
-            return False
-        return version % evaluation.every == 0 or version >= self._plan.target_steps
-
     async def _open_evaluation(self) -> None:
-        version, plan = self._ledger.version, self._plan
-        if plan.evaluation is None or not self._evaluation_is_due():
+        version, plan, evaluation = self._ledger.version, self._plan, self._plan.evaluation
+        if evaluation is None or self._stop_by is not None or not self._evaluations.is_due(version):
             return
-        self._evaluated = version
-        self._open_evaluations.append(version)
+        self._evaluations.begin(version)
         order = EvaluationOrder(
             run_id=plan.run_id,
             attempt=plan.attempt,
             version=version,
-            prompts=plan.evaluation.prompts,
-            timeout_s=plan.evaluation.timeout_s,
+            prompts=evaluation.prompts,
+            timeout_s=evaluation.timeout_s,
             group_attempts=plan.group_attempts,
         )
         await workflow.start_child_workflow(
@@ -455,6 +440,7 @@ class TrainingRun:
         self._changed = True
 
     async def _continue_as_new(self) -> None:
+        await self._drop_unwanted()
         await workflow.wait_condition(workflow.all_handlers_finished)
         if self._done or self._stop_by is not None:
             return  # a step finished meanwhile and its signal must not be lost, or the end is near anyway
@@ -474,8 +460,8 @@ class TrainingRun:
                 paused=self._paused,
                 dead_letters_in_a_row=self._dead_letters_in_a_row,
                 empty=self._empty,
-                evaluated=self._evaluated,
-                open_evaluations=tuple(self._open_evaluations),
+                evaluated=self._evaluations.looked_at,
+                open_evaluations=tuple(self._evaluations.under_way),
                 backlog=tuple(self._backlog),
             )
         )
@@ -618,9 +604,9 @@ class TrainingRun:
             aborted_members=counts.get("aborted_members", 0),
             empty_batches=counts.get("empty_batches", 0),
             empty_groups=self._empty.count,
-            evaluating=tuple(self._open_evaluations),
+            evaluating=tuple(self._evaluations.under_way),
             # A moment, not a duration: between two workflow tasks the workflow's clock stands still.
-            stuck_since=None if self._stuck_since is None else _microseconds(self._stuck_since),
+            stuck_since=None if self._stuck.since is None else _microseconds(self._stuck.since),
             admissions=tuple(self._admitted_under.items()),
             capacity=(self._plan.max_staleness + 1) * self._plan.slots_per_buffer,
             max_staleness=counts.get("max_staleness", 0),

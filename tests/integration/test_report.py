@@ -17,8 +17,6 @@ from tests.support.page import Parsed
 from tests.support.report_run import ReportRun
 from tests.support.workplace import Workplace
 
-pytestmark = pytest.mark.slow
-
 STEPS = 6
 
 
@@ -106,6 +104,7 @@ def test_the_page_alone_could_not_run_a_script_of_somebody_else(browser: Page, w
     assert any("Content Security Policy" in message for message in seen.messages)
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(workplace: Workplace, tmp_path: Path) -> None:
     store, keys = workplace.store("reported")
     ReportRun(store, keys).write(3, killed_at=0)

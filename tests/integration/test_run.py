@@ -235,6 +235,7 @@ def test_killing_workers_engine_and_trainer_in_mid_run_changes_no_total(workplac
     assert "56 admitted = 56 trained" in output, output
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_is_interrupted_resumed_and_trains_on_nothing_stale(workplace: Workplace) -> None:
     process = workplace.start("synchronous", staleness={"max_staleness": 0, "groups_per_batch": 4}, training__steps=12)
     store, keys = workplace.store("synchronous")
