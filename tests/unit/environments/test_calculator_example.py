@@ -14,6 +14,8 @@ from examples.arithmetic.tokenizer import EOS, VOCABULARY, encode
 from examples.calculator import short
 from examples.calculator.environment import environment, judge, make_prompts
 from examples.calculator.warmup import Teacher, _episode
+from examples.prepare import TASKS
+from roadstead.cli.demo import Example
 from roadstead.config import load
 from roadstead.environments.calculator import calculate
 from roadstead.environments.protocol import Response, Transcript, Turn
@@ -115,6 +117,10 @@ async def test_the_demos_warm_up_imitates_episodes_as_they_are_played() -> None:
 @pytest.mark.parametrize("name", ["arithmetic", "calculator", "guessing"])
 def test_an_examples_configuration_can_be_run(name: str) -> None:
     assert load_environment(load(EXAMPLES / name / "run.yaml").data.environment).name == name
+
+
+def test_the_demo_offers_every_example_that_has_a_model() -> None:
+    assert {example.value for example in Example} == TASKS.keys()
 
 
 def test_the_chat_models_configuration_can_be_run() -> None:
