@@ -7,6 +7,7 @@ event loop, not its process. None of them needs Temporal or S3, whose failure is
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -29,6 +30,9 @@ from roadstead.workers.host import pulse_file
 from roadstead.workers.local import EnginePlace
 from roadstead.workflows.options import queue
 
+_CORE_S = 3.0
+"""For one answer of an engine's core. A server whose core died in mid-question may leave it open, and the supervisor's
+own limit is 10 s."""
 _BOOT_S = 300.0
 """Imports of torch and vLLM on a busy machine, plus the load of a model of a few GB."""
 WORKERS = ("orchestrator", "ledger", "rollout", "train")
@@ -55,7 +59,12 @@ def _engine(
     async def alive() -> bool:
         # Answered by the core itself; /health is the web server's, which outlives a core that hangs. When the core has
         # died the server answers 500, then stops listening, and then waits for ever for requests that nobody answers.
-        status = await status_of(core)
+        # A question that a dying server leaves open is asked again; one that a load of weights holds up is no death.
+        try:
+            async with asyncio.timeout(_CORE_S):
+                status = await status_of(core)
+        except TimeoutError:
+            return False
         if status is None or status >= 500:
             raise Broken(f"its core has died: {core} {'is closed' if status is None else f'answers {status}'}")
         return True
