@@ -14,6 +14,7 @@ TABLE = pa.table(
         "group_id": ["g0", "g0", "g1", "g1", "2", "2"],
         "member": [0, 1, 0, 1, 0, 1],
         "staleness": [0, 2, 1, 1, 0, 0],
+        "from_live_policy": [True] * 6,
     }
 )
 
@@ -45,3 +46,9 @@ def test_a_name_that_the_batch_does_not_have(name: str) -> None:
 def test_nothing_left() -> None:
     with pytest.raises(ValueError, match="none of the batch's 6 rows is left"):
         choose_rows(TABLE, only=["g0/1"], max_staleness=1)
+
+
+def test_rows_from_elsewhere_have_no_age() -> None:
+    live = pa.array([True, False, True, True, True, True])
+    table = TABLE.set_column(3, "from_live_policy", live)
+    assert choose_rows(table, max_staleness=0) == [0, 1, 4, 5]
