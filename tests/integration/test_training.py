@@ -521,19 +521,25 @@ async def test_two_mini_batches_on_two_ranks_are_the_plain_computation(runs: Run
     assert result.training is not None and LOSSES.items() <= result.training.items()
 
 
+def losses_rows() -> list[list[dict[str, Any]]]:
+    """The four batches of the run with another loss: step 1's rewards all failed, step 3's row 2 is poisoned."""
+    idle = [row | {"reward": None} for row in rows_at("losses", 1, seed=6)]
+    poisoned = rows_at("losses", 3, seed=5)
+    poisoned[2]["advantage"] = 3e4
+    return [rows_at("losses", 0, seed=5), idle, rows_at("losses", 2, seed=7), poisoned]
+
+
 async def test_a_killed_run_with_another_loss_replays_to_the_same_bits(runs: Runs, results: list[TrainResult]) -> None:
     """No checkpoint: the next incarnation trains steps 0, 1 and 2 again, with the reference that it loads again, and
     would refuse to go on from other weights. Step 1, whose rewards all failed, moved nothing the first time."""
     run = runs.losses
-    idle = [row | {"reward": None} for row in rows_at("losses", 1, seed=6)]
+    begun, idle, ordinary, poisoned = losses_rows()
     first = await run.train(run.commit_rows(idle))
-    step_0 = train_rows.find(run.store, run.keys, 0, run.commit_rows(rows_at("losses", 0, seed=5)).digest)
+    step_0 = train_rows.find(run.store, run.keys, 0, run.commit_rows(begun).digest)
     assert step_0 is not None and first.weights.digest == step_0.weights.digest
     assert not first.metrics.applied and first.metrics.loss_tokens == 0
-    second = await run.train(run.commit_rows(rows_at("losses", 2, seed=7)))
+    second = await run.train(run.commit_rows(ordinary))
     assert second.weights.digest != first.weights.digest
-    poisoned = rows_at("losses", 3, seed=5)
-    poisoned[2]["advantage"] = 3e4
     record = run.commit_rows(poisoned)
     pid = (await run.client.status())["pid"]
     command = asyncio.create_task(run.train(record))
@@ -557,6 +563,10 @@ async def test_a_step_of_two_mini_batches_is_replayed_and_bisected(runs: Runs, r
     from tests.integration.test_replay import record_run
 
     run = runs.losses
+    for step, rows in enumerate(losses_rows()):  # where the tests above were not run
+        record = run.commit_rows(rows)
+        if train_rows.find(run.store, run.keys, step, record.digest) is None:
+            await run.train(record)
     record_run(run)
     ask = {"run": run.keys.run_id, "storage": run.config.storage}
     report = await asyncio.to_thread(replay, ReplayAsk(first=0, last=3, **ask))
