@@ -208,7 +208,7 @@ class LetterCodec:
 def multi(engine: FakeEngine, environment: Any, store: MemoryStore | None = None, **changes: Any) -> RolloutGroup:
     data, codec = {"prompts": "p.jsonl", "rewards": changes.pop("rewards", [])}, changes.pop("codec", LetterCodec())
     filters = changes.pop("filters", {})
-    rollout = {"group_size": 3, "max_tokens": 40, "environment_timeout_s": 0.2, **changes}
+    rollout = {"group_size": 3, "max_tokens": 40, "environment_timeout_s": 2.0, **changes}
     return RolloutGroup(
         config=parse(
             {
@@ -343,7 +343,7 @@ async def test_a_tool_that_hangs_and_one_that_raises_are_observations() -> None:
     ("said", "reason"),
     [
         (KeyError("answer"), "step: KeyError: 'answer'"),
-        (1.0, "step: no answer in 0.2 s"),
+        (60.0, "step: no answer in 2 s"),
         (3, "step: returned int; expected text, an Observation or None"),
     ],
 )
